@@ -13,6 +13,7 @@ import msgspec
 from hpcdecode.attention.shapes import STATE_DTYPES
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES, Wishes
+from hpcdecode.requests.adapters import adapters_problem
 from hpcdecode.requests.output_parser import REASONING_PARSERS, TOOL_CALL_PARSERS
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.system.swap_tiers import TierSpec
@@ -47,13 +48,8 @@ _CHOICES = {
     "schedule": SCHEDULES,
     "admission": ADMISSIONS,
 }
-_MOST = {  # larger values need memory or time that no machine has
-    "batch": 1 << 20,
-    "period": 1 << 24,
-    "lanes": 64,
-    "prefill_tokens": 1 << 17,
-    "overlap": 256,
-}
+# Larger values need memory or time that no machine has.
+_MOST = {"batch": 1 << 20, "period": 1 << 24, "lanes": 64, "prefill_tokens": 1 << 17, "overlap": 256}
 STDIN = "-"  # prompts from standard input
 LITERAL = "data:,"  # a prompt in place of a file: its text follows, percent-encoded (RFC 2397)
 
@@ -64,6 +60,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: Directory of the model, or a GGUF file.
         lora: Directory of a PEFT adapter that is merged into the weights.
+        adapters: Directories of PEFT adapters that rows choose, by name; rows that choose none have the model alone.
         dtype: Data type of weights and activations.
         weights: Form of the projections' weights: `auto`, as None, for that of the checkpoint, or `dtype`.
         kv_dtype: Data type of the KV cache.
@@ -102,6 +99,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     lora: str | None = None
+    adapters: dict[str, str] = {}
     dtype: str | None = None
     weights: str | None = None
     kv_dtype: str | None = None
@@ -147,6 +145,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             if (value := getattr(self, name)) not in (None, *choices):
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
+        if self.adapters and (problem := adapters_problem(self.adapters, self.tp or 1, self.pp)):
+            raise UserError(f"--lora NAME=DIR: {problem}", everywhere=True)
         if self.route == "rotational" and self.exchange == "collective":
             raise UserError("--route rotational: expected --exchange messages or auto, got collective", everywhere=True)
         if self.prefill_ranks and (self.survive or self.exchange == "collective"):

@@ -256,6 +256,7 @@ def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
         kept=kept,
         template=row_template(job),
         score=job.score,
+        adapters=tuple(job.adapters),
     )
     prompts = tokenized(rows, tokenizer, engine.max_positions, kept)
     if earlier:

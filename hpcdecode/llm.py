@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from hpcdecode.config import EngineOptions
-from hpcdecode.data.prompts.given import as_row, each_with_params
+from hpcdecode.data.prompts.given import each_with_params, with_adapter
 from hpcdecode.data.results.collected import (
     CompletionOutput,
     RequestOutput,
@@ -39,7 +39,8 @@ class LLM:
     Args:
         model: Directory of a Hugging Face model, a GGUF file, `org/name` or `org/name@revision` of a model in the local
             cache of the Hugging Face hub, `demo` or `smollm2`.
-        lora: Directory of a PEFT adapter that is merged into the weights.
+        lora: Directory of a PEFT adapter that is merged into the weights, for all prompts; or directories by name, of
+            adapters that prompts choose.
         dtype: Data type of weights and activations; None or "auto" chooses.
         weights: What the projections' weights are in memory: `dtype`, int8, int4, mxfp4 or fp8; None or "auto" for what
             the checkpoint has, if that changes no result, else `dtype`.
@@ -64,7 +65,7 @@ class LLM:
         self,
         model: str | os.PathLike[str],
         *,
-        lora: str | os.PathLike[str] | None = None,
+        lora: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]] | None = None,
         dtype: str | None = None,
         weights: str | None = None,
         kv_dtype: str | None = None,
@@ -82,7 +83,8 @@ class LLM:
     ):
         options = EngineOptions(
             model=find_model(os.fspath(model), os.environ),
-            lora=None if lora is None else os.fspath(lora),
+            lora=None if lora is None or isinstance(lora, Mapping) else os.fspath(lora),
+            adapters={name: os.fspath(folder) for name, folder in lora.items()} if isinstance(lora, Mapping) else {},
             dtype=None if dtype == "auto" else dtype,
             weights=None if weights == "auto" else weights,
             kv_dtype=None if kv_dtype == "auto" else kv_dtype,
@@ -111,6 +113,8 @@ class LLM:
         prompts: Iterator[AnyPrompt],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        lora: str | None = None,
     ) -> Iterator[RequestOutput]: ...
 
     @overload
@@ -119,6 +123,8 @@ class LLM:
         prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        lora: str | None = None,
     ) -> list[RequestOutput]: ...
 
     def generate(
@@ -126,6 +132,8 @@ class LLM:
         prompts: AnyPrompt | Sequence[AnyPrompt] | Iterator[AnyPrompt],
         sampling_params: SamplingParams | Any | None = None,
         use_tqdm: bool = True,
+        *,
+        lora: str | None = None,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Generate text for every prompt. An iterator of prompts, such as a generator, goes to `generate_iter`.
 
@@ -136,6 +144,7 @@ class LLM:
                 `prompt_token_ids` and sampling fields of their own. One alone needs no list around it.
             sampling_params: Sampling parameters for all prompts, or a list with those of each.
             use_tqdm: Show a progress bar.
+            lora: Name of the adapter of prompts that have no field `lora`; None for none.
 
         Returns:
             The results, in the order of the prompts; of an iterator, what `generate_iter` returns.
@@ -144,8 +153,8 @@ class LLM:
             PromptError: If a prompt cannot be used, before any work. It is a ValueError.
         """
         if isinstance(prompts, Iterator):
-            return self.generate_iter(prompts, sampling_params, use_tqdm)
-        return self._outputs(_rows_of(prompts), sampling_params, use_tqdm)
+            return self.generate_iter(prompts, sampling_params, use_tqdm, lora=lora)
+        return self._outputs(_rows_of(prompts, lora), sampling_params, use_tqdm)
 
     def generate_iter(
         self,
@@ -154,6 +163,7 @@ class LLM:
         use_tqdm: bool = True,
         *,
         errors: Literal["raise", "yield"] = "raise",
+        lora: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Generate text for prompts of any number, and yield each result when it is finished.
 
@@ -169,6 +179,7 @@ class LLM:
             use_tqdm: Show a progress bar.
             errors: Raise PromptError for a prompt that cannot be used, after the results that are finished before; or
                 yield it, with no outputs and the reason as its `error`, and go on.
+            lora: As in `generate`.
 
         Raises:
             PromptError: If a prompt cannot be used. It is a ValueError.
@@ -178,10 +189,16 @@ class LLM:
         if isinstance(prompts, (str, dict)):
             raise UserError(f"expected an iterable of prompts, got one prompt: {prompts!r:.60}")
         total = len(prompts) if isinstance(prompts, Sized) else None
-        return self._calls.stream(each_with_params(prompts, sampling_params), total, use_tqdm, errors)
+        rows = each_with_params((with_adapter(prompt, lora) for prompt in prompts), sampling_params)
+        return self._calls.stream(rows, total, use_tqdm, errors)
 
     def score(
-        self, prompts: AnyPrompt | Sequence[AnyPrompt], logprobs: int | None = None, use_tqdm: bool = True
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        logprobs: int | None = None,
+        use_tqdm: bool = True,
+        *,
+        lora: str | None = None,
     ) -> list[ScoreOutput]:
         """Score given continuations, choices or texts; nothing is generated.
 
@@ -190,6 +207,7 @@ class LLM:
                 `continuations`, `choices` or their like. A prompt without any is scored itself.
             logprobs: Number of the most likely tokens in place of each token to return, too.
             use_tqdm: Show a progress bar.
+            lora: As in `generate`.
 
         Returns:
             The scores, in the order of the prompts.
@@ -198,7 +216,7 @@ class LLM:
             PromptError: If a prompt cannot be used, before any work. It is a ValueError.
         """
         params = SamplingParams(max_tokens=1, logprobs=logprobs)
-        found = self._calls.run(_rows_of(prompts), params, use_tqdm, score=True)
+        found = self._calls.run(_rows_of(prompts, lora), params, use_tqdm, score=True)
         return [score_of(*each) for each in found]
 
     def chat(
@@ -211,6 +229,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
         tools: list[dict[str, Any]] | None = None,
+        lora: str | None = None,
     ) -> list[RequestOutput]:
         """Generate a reply to one conversation or several, with the model's chat template.
 
@@ -222,6 +241,7 @@ class LLM:
             continue_final_message: Continue the last message instead.
             chat_template_kwargs: Variables for the chat template.
             tools: Functions that the model may call, as the OpenAI API describes them.
+            lora: Name of the adapter; None for none.
 
         Returns:
             The results, in the order of the conversations.
@@ -235,6 +255,7 @@ class LLM:
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
             "tools": tools,
+            "lora": lora,
         }
         rows: list[object] = [{"messages": list(each), **options} for each in conversations]
         return self._outputs(rows, sampling_params, use_tqdm)
@@ -253,7 +274,7 @@ class LLM:
         return [output_of(*each) for each in self._calls.run(fields, params, use_tqdm)]
 
 
-def _rows_of(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[object]:
+def _rows_of(prompts: AnyPrompt | Sequence[AnyPrompt], lora: str | None) -> list[object]:
     """Return prompts, or one alone, in the form of rows of a prompt file."""
     one = isinstance(prompts, (str, dict)) or (len(prompts) and isinstance(prompts[0], int))
-    return [as_row(prompt) for prompt in ([prompts] if one else prompts)]
+    return [with_adapter(prompt, lora) for prompt in ([prompts] if one else prompts)]

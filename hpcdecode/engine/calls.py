@@ -58,7 +58,7 @@ class Calls:
             UserError: Another call is under way.
         """
         engine, tokenizer = self._engine, self._engine.tokenizer
-        reader = RowReader(model=engine.options.model, score=score)
+        reader = RowReader(model=engine.options.model, score=score, adapters=tuple(engine.options.adapters))
         rows = usable(read_row(reader, number, *each) for number, each in enumerate(with_params(fields, params), 1))
         prompts = usable(tokenized(rows, tokenizer, engine.max_positions))
         results = CollectedResults()
@@ -82,7 +82,7 @@ class Calls:
             UserError: Another call is under way.
         """
         engine, stream, known = self._engine, ResultStream(), KnownPrompts()
-        reader = RowReader(model=engine.options.model)
+        reader = RowReader(model=engine.options.model, adapters=tuple(engine.options.adapters))
         with self._alone():
             rows = (read_row(reader, number, *each) for number, each in enumerate(fields, 1))
             prompts = tokenized(known.rows(rows), engine.tokenizer, engine.max_positions)

@@ -174,7 +174,7 @@ class FusedExecutor:
         """Yield nothing: it waits for nobody."""
         yield from ()
         self.timeline.enter("slice", lane)
-        rows, context = self.model.slice(0, None, inputs.tokens)
+        rows, context = self.model.slice(0, None, inputs.tokens.context)
         assert self.link.share is not None, "expected a plan"
         slots = self.link.share.whole.decode_slots
         o, context, seconds = self.fused.run(slots, joined(*rows), context)

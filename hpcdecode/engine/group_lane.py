@@ -70,7 +70,7 @@ class OneMember:
     def take_over(self, inputs: ModelInputs) -> Waiting[SliceInput]:
         """Return what the first layer takes."""
         yield from ()
-        return SliceInput(None, inputs.tokens)
+        return SliceInput(None, inputs.tokens.context)
 
     def hand_on(self, o: Tensor, context: tuple[Tensor, ...]) -> None:
         """Raise NotImplementedError: there is no next stage."""
@@ -153,7 +153,7 @@ class MpiGroupLane:
     def take_over(self, inputs: ModelInputs) -> Waiting[SliceInput]:
         """Return what the first layer of this stage takes: the step's tokens, or what the stage before hands on."""
         if self._before >= self.comm.size:
-            return SliceInput(None, inputs.tokens)
+            return SliceInput(None, inputs.tokens.context)
         o, *context = yield from self._receive_tensors(self._before, inputs.tokens.ids.device)
         return SliceInput(o, tuple(context))
 

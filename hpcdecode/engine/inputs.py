@@ -33,6 +33,7 @@ class Inputs:
     def __init__(self, step: Step, device: torch.device, forgotten: Sequence[int] = ()):
         ids = [s.generated[-1] for s in step.decode]
         positions = [s.length for s in step.decode]
+        adapters = [s.adapter for s in step.decode]
         logits_indices = list(range(len(ids)))
         rows = list(logits_indices)  # of logits, by sampled sequence
         self._asked: list[AskedRows] = []
@@ -41,6 +42,7 @@ class Inputs:
             first, end = len(ids), chunk.start + chunk.count
             ids += chunk.sequence.input_ids[chunk.start : end]
             positions += range(chunk.start, end)
+            adapters += [chunk.sequence.adapter] * chunk.count
             asked = asked_of(chunk, len(logits_indices))
             if asked:
                 self._asked.append(asked)
@@ -59,8 +61,9 @@ class Inputs:
         places = {row: place for place, row in enumerate(self._drawn)}
         sample_indices = [places[row] for row in drawn]
         self._sample_indices = None if sample_indices == list(range(len(self._drawn))) else _tensor(sample_indices)
-        tokens = StepTokens(_tensor(ids), _tensor(positions), _tensor(logits_indices))
-        self._check_sample_indices(rows, *tokens)
+        updated = _tensor(adapters) if any(adapter >= 0 for adapter in adapters) else None
+        tokens = StepTokens(_tensor(ids), _tensor(positions), _tensor(logits_indices), updated)
+        self._check_sample_indices(rows, *tokens[:3])
         parts = [chunk.part for chunk in step.prefill]
         self.on_host = ModelInputs(
             len(step.decode), tokens, parts, skipped_queries, forgotten, largest, by_parts=bool(self._asked)

@@ -103,6 +103,7 @@ class LiveDesk(Desk):
         deliver: Is told what happens to rows, in the order in which it happens, in the engine's thread. It must not
             wait. Each row ends with one list of results, or one RowError.
         most_waiting: Rows that may wait at once.
+        adapters: Names of the adapters that rows may choose.
     """
 
     live = True
@@ -114,8 +115,9 @@ class LiveDesk(Desk):
         room: Room,
         deliver: Callable[[list[Event]], None],
         most_waiting: int = 4096,
+        adapters: Sequence[str] = (),
     ):
-        self._model, self.room = model, room
+        self._model, self.room, self._adapters = model, room, adapters
         self.events = _Events(deliver)
         self._queue = LiveFeed(self, most_waiting)
         super().__init__((), self.events, tokenizer)
@@ -251,7 +253,16 @@ class LiveDesk(Desk):
 
     def _read(self, fields: dict[str, Any], defaults: SamplingParams, score: bool) -> Prompt:
         line, positions = next(self._lines), self.room.positions
-        found = read_prompt(line, fields, defaults, self.tokenizer, positions, model=self._model, score=score)
+        found = read_prompt(
+            line,
+            fields,
+            defaults,
+            self.tokenizer,
+            positions,
+            model=self._model,
+            score=score,
+            adapters=self._adapters,
+        )
         if found.params.max_tokens == UNBOUNDED:
             most = self.room.most_new(len(found.token_ids), found.params.samples)
             found.params = msgspec.structs.replace(found.params, max_tokens=most)

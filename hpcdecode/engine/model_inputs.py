@@ -18,17 +18,24 @@ LOGITS_AT_ONCE = 256  # tokens whose logits are in memory together, if many are 
 
 
 class StepTokens(NamedTuple):
-    """A step's tokens, the context of the first slice.
+    """A step's tokens.
 
     Attributes:
         ids: int64 [T].
         positions: int64 [T].
         logits_indices: int64 [L], indices of the tokens whose logits are needed.
+        adapters: int64 [T], numbers of the tokens' adapters, -1 for none; or None if no token has any.
     """
 
     ids: Tensor
     positions: Tensor
     logits_indices: Tensor
+    adapters: Tensor | None = None
+
+    @property
+    def context(self) -> tuple[Tensor, ...]:
+        """Return the context of the first slice."""
+        return tuple(x for x in self if x is not None)
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class ModelInputs:
 
     def on(self, device: torch.device) -> ModelInputs:
         """Return the same with its tokens on a device."""
-        return replace(self, tokens=StepTokens(*(x.to(device) for x in self.tokens)))
+        return replace(self, tokens=StepTokens(*(x.to(device) for x in self.tokens.context)))
 
 
 class StepOrder(msgspec.Struct, frozen=True, array_like=True):
@@ -71,7 +78,7 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         plan: The plan's int32 elements.
         decodes: As in ModelInputs, and so are the others.
-        tokens: int64 elements of each tensor; nothing if the model does not run.
+        tokens: int64 elements of each tensor that is there; nothing if the model does not run.
     """
 
     plan: bytes
@@ -96,7 +103,7 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
         plan.encode(wire)
         if inputs is None:
             return cls(wire.tobytes(), forgotten=list(forgotten))
-        tokens = [x.numpy().tobytes() for x in inputs.tokens]
+        tokens = [x.numpy().tobytes() for x in inputs.tokens.context]
         lists = list(inputs.parts), list(inputs.skipped_queries), list(inputs.forgotten)
         return cls(wire.tobytes(), inputs.decodes, tokens, *lists, inputs.largest, inputs.by_parts)
 

@@ -36,7 +36,7 @@ class RotatingExecutor(PromptExecutor):
         """Yield what comes from R-ranks and other copies; return what the last slice takes, on home."""
         enter, group = self.timeline.enter, self.groups[lane]
         route, last = group.route, len(self.model.attends)
-        given = SliceInput(None, inputs.tokens)
+        given = SliceInput(None, inputs.tokens.context)
         for number in route.visits(lane, group.copy):
             if number and route.copy(lane, number - 1) != group.copy:
                 given = yield from self._taken(lane, link, inputs, number)

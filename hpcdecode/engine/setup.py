@@ -164,6 +164,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             inductor=options.compile,
             announce=team.lead,
             lora=options.lora,
+            adapters=options.adapters,
             memory=memory,
             part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank, options.ep),
             indexers=runs_indexers(options, team),

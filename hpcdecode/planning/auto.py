@@ -135,6 +135,7 @@ def _mean_rows(job: Job, ranks: int) -> MeanRows | None:
         wanted=wanted,
         template=row_template(job),
         quiet=True,  # the rows are read again
+        adapters=tuple(job.adapters),
     )
     most = min(LOOKAHEAD * ranks, _MOST_COUNTED)
     seen = list(islice(rows, most))

@@ -36,6 +36,8 @@ def typed(name: str, kind: Any, value: Any) -> Any:
         return tuple(typed(f"{name}[{index}]", str, element) for index, element in enumerate(elements))
     if kind == dict[int, float] and isinstance(value, dict):
         return {_token_id(name, key): typed(f"{name}[{key}]", float, element) for key, element in value.items()}
+    if kind == dict[str, str] and isinstance(value, dict):
+        return {key: typed(f"{name}.{key}", str, element) for key, element in value.items()}
     if kind == dict[str, Any] | None and isinstance(value, dict):
         return {key: element for key, element in value.items() if element is not None}
     raise RowProblem(f"{name}: expected {_KINDS.get(kind, 'a 64-bit integer')}, got {type_name(value)} {shown(value)}")
@@ -48,6 +50,7 @@ _KINDS = {
     tuple[int, ...]: "a list of integers",
     tuple[str, ...]: "a string or a list of strings",
     dict[int, float]: "an object of token ids and numbers",
+    dict[str, str]: "an object of names and strings",
     dict[str, Any] | None: "an object",
 }
 

@@ -33,6 +33,10 @@ class KvHolder(Protocol):
     slot: int
 
     @property
+    def adapter(self) -> int:
+        """Return the number of the adapter that updates its tokens; -1 for none."""
+
+    @property
     def shared_blocks(self) -> SharedBlocks | None:
         """Return blocks that it shares with sequences of its request, or None."""
 
@@ -67,13 +71,14 @@ class KvHolder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """A beginning that prompts of a lane share, in whole KV blocks.
+    """A beginning that prompts of a lane share, in whole KV blocks. Their sequences have the same adapter, or none.
 
     Attributes:
         prefix: the shorter one that it begins with; `shared` of its tokens lie in that one's blocks.
         ranks: R-ranks that hold it, all in the same slot.
         users: sequences, and longer prefixes, that begin with it.
         last_used: lane step in which a sequence last began with it.
+        adapter: number of their adapter, which K and V depend on; -1 for none.
         with_forks: no sequences; it is prefilled and draws no token.
         key: by which the ranks of a group name it.
     """
@@ -86,6 +91,7 @@ class Prefix:
     users: int = 0
     last_used: int = 0
     live: bool = True
+    adapter: int = -1
     shared_blocks: SharedBlocks | None = None
     with_forks: tuple[()] = ()
     key: int = field(default_factory=new_key)
@@ -115,6 +121,7 @@ class Prefix:
         """Return whether all of it is prefilled."""
         return self.prefilled == self.prompt_length
 
-    def begins(self, ids: np.ndarray) -> bool:
-        """Return whether it is the beginning of longer ids."""
-        return self.prompt_length < len(ids) and np.array_equal(ids[: self.prompt_length], self.input_ids)
+    def begins(self, ids: np.ndarray, adapter: int) -> bool:
+        """Return whether it is the beginning of longer ids of a prompt with an adapter, or -1 for none."""
+        shorter = adapter == self.adapter and self.prompt_length < len(ids)
+        return shorter and np.array_equal(ids[: self.prompt_length], self.input_ids)

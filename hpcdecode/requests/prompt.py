@@ -39,6 +39,7 @@ class Prompt(msgspec.Struct):
         texts: of the continuations; those that are not there are the texts of their tokens.
         drawn_as: the line whose random numbers it draws; 0 for its own.
         updates: its tokens are told as they come.
+        adapter: number of the adapter that updates its tokens; -1 for none.
     """
 
     line: int
@@ -52,6 +53,7 @@ class Prompt(msgspec.Struct):
     texts: list[str] = []
     drawn_as: int = 0
     updates: bool = False
+    adapter: int = -1
 
     @property
     def draw_line(self) -> int:

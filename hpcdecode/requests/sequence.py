@@ -113,6 +113,11 @@ class SequenceState:
         return self.request.prompt
 
     @property
+    def adapter(self) -> int:
+        """Return the number of the adapter that updates its tokens; -1 for none."""
+        return self.prompt.adapter
+
+    @property
     def lane(self) -> int:
         """Return the lane of its request."""
         return self.request.lane

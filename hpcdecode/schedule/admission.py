@@ -14,7 +14,7 @@ from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.microbatch import MicroBatch
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.policies import policy_of
-from hpcdecode.schedule.prefixes import Prefixes
+from hpcdecode.schedule.prefixes import NOTHING, Beginning, Prefixes
 from hpcdecode.schedule.slots import Slots
 
 
@@ -97,12 +97,14 @@ class Admission:
             self.policy.admitted(group.start_step, busy)
         return group
 
-    def next_ids(self) -> Sequence[int]:
-        """Return the tokens of the next sequence to place that it may share; none if they are not known."""
+    def following(self) -> Beginning:
+        """Return what the next sequence to place may share."""
         if self.waiting:
-            return self.waiting[0].shareable_ids
+            return Beginning(self.waiting[0].shareable_ids, self.waiting[0].adapter)
         prompt = self.feed.peek()
-        return [] if prompt is None else prompt.targets[0].input_ids if prompt.targets else prompt.token_ids
+        if prompt is None:
+            return NOTHING
+        return Beginning(prompt.targets[0].input_ids if prompt.targets else prompt.token_ids, prompt.adapter)
 
     def put_back(self, sequences: Sequence[SequenceState]) -> None:
         """Have sequences wait that gave up their room."""

@@ -73,9 +73,9 @@ class MicroBatch:
         """
         known = None
         if sequence.swap is None and (ids := sequence.shareable_ids):
-            known, length = self.known.find(ids)
+            known, length = self.known.find(ids, sequence.adapter)
             if length and len(slots) > len(sequence.with_forks):
-                new = self._new_prefix(ids[:length], known)
+                new = self._new_prefix(ids[:length], known, sequence.adapter)
                 if self._admit_with_new(sequence, new):
                     slots.take(new)
                     self._take(sequence, slots)
@@ -89,16 +89,16 @@ class MicroBatch:
         self.sequences.append(sequence)
         self.lacks_room = False
         self._remaining += remaining(sequence)
-        self.known.remember(sequence.input_ids)
+        self.known.remember(sequence.input_ids, sequence.adapter)
         for member in sequence.with_forks:
             slots.take(member)
             self.members.append(member)
             self._on.setdefault(member.rank, []).append(member)
             self._trajectories.add(member)
 
-    def _new_prefix(self, ids: list[int], known: Prefix | None) -> Prefix:
+    def _new_prefix(self, ids: list[int], known: Prefix | None, adapter: int) -> Prefix:
         """Return a prefix on every R-rank on which it fits."""
-        new = Prefix(ids, known, prefilled=known.prompt_length if known else 0)
+        new = Prefix(ids, known, prefilled=known.prompt_length if known else 0, adapter=adapter)
         ranks = known.ranks if known else range(len(self.placement.capacity))
         new.ranks = [r for r in ranks if self.placement.fits(r, [new, *self._on.get(r, ())])]
         return new
@@ -113,7 +113,7 @@ class MicroBatch:
         self.known.add(new)
         for other in self.sequences:  # admitted before it was found
             same = other.prefix is new.prefix and other.rank in new.ranks
-            if same and new.begins(np.array(other.shareable_ids, np.int32)):
+            if same and new.begins(np.array(other.shareable_ids, np.int32), other.adapter):
                 other.begin_with(new)
         self._remaining = sum(map(remaining, self.sequences))
         return True

@@ -27,6 +27,16 @@ class Match(NamedTuple):
     new_tokens: int
 
 
+class Beginning(NamedTuple):
+    """Tokens of a prompt to come that it may share, and its adapter; no tokens if they are not known."""
+
+    ids: Sequence[int]
+    adapter: int = -1
+
+
+NOTHING = Beginning(())
+
+
 class Prefixes:
     """The prefixes of a lane.
 
@@ -43,25 +53,25 @@ class Prefixes:
         self.block_tokens, self.most_tokens, self.most = block_tokens, most_tokens, most
         self.live: list[Prefix] = []
         self._least = _BLOCKS * block_tokens
-        self._recent: deque[NDArray[np.int32]] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[int, NDArray[np.int32]]] = deque(maxlen=_RECENT)
 
-    def find(self, input_ids: Sequence[int]) -> Match:
-        """Return what a prompt can share."""
+    def find(self, input_ids: Sequence[int], adapter: int = -1) -> Match:
+        """Return what a prompt with an adapter, or -1 for none, can share."""
         if not self.most_tokens or len(input_ids) <= self._least:
             return Match(None, 0)
         ids = np.array(input_ids, np.int32)
-        known = self._longest(ids)
-        length = min(max((_common(ids, other) for other in self._recent), default=0), len(ids) - 1)
+        known, alike = self._longest(ids, adapter), (other for own, other in self._recent if own == adapter)
+        length = min(max((_common(ids, other) for other in alike), default=0), len(ids) - 1)
         length -= length % self.block_tokens
         if length < (known.prompt_length if known else 0) + self._least or (known and not known.complete):
             return Match(known, 0)
         room = len(self.live) < self.most and self._tokens + length <= self.most_tokens
         return Match(known, length if room else 0)
 
-    def remember(self, input_ids: Sequence[int]) -> None:
-        """Compare prompts to come with this one."""
+    def remember(self, input_ids: Sequence[int], adapter: int = -1) -> None:
+        """Compare prompts to come with this one, which has an adapter, or -1 for none."""
         if self.most_tokens and len(input_ids) > self._least:
-            self._recent.append(np.array(input_ids, np.int32))
+            self._recent.append((adapter, np.array(input_ids, np.int32)))
 
     def add(self, prefix: Prefix) -> None:
         """Hold a prefix."""
@@ -78,26 +88,26 @@ class Prefixes:
     def _tokens(self) -> int:
         return sum(p.prompt_length for p in self.live)
 
-    def drop_unused(self, next_ids: Sequence[int] = ()) -> list[Prefix]:
-        """Forget the prefixes that nothing uses, and return them, but for that of `next_ids`, of a prompt to come.
+    def drop_unused(self, following: Beginning = NOTHING) -> list[Prefix]:
+        """Forget the prefixes that nothing uses, and return them, but for that of a prompt to come.
 
         Those that are still prefilled stay.
         """
-        return list(self._drop_oldest(next_ids))
+        return list(self._drop_oldest(following))
 
-    def make_room(self, next_ids: Sequence[int]) -> list[Prefix]:
+    def make_room(self, following: Beginning) -> list[Prefix]:
         """Forget as few of them as leave room for more, those first that were used longest ago."""
-        oldest, dropped = self._drop_oldest(next_ids), []
+        oldest, dropped = self._drop_oldest(following), []
         while self.crowded and (prefix := next(oldest, None)):
             dropped.append(prefix)
         return dropped
 
-    def _longest(self, ids: NDArray[np.int32]) -> Prefix | None:
-        return max((p for p in self.live if p.begins(ids)), key=lambda p: p.prompt_length, default=None)
+    def _longest(self, ids: NDArray[np.int32], adapter: int) -> Prefix | None:
+        return max((p for p in self.live if p.begins(ids, adapter)), key=lambda p: p.prompt_length, default=None)
 
-    def _drop_oldest(self, next_ids: Sequence[int]) -> Iterator[Prefix]:
+    def _drop_oldest(self, following: Beginning) -> Iterator[Prefix]:
         """Forget one complete prefix after the other that nothing uses; yield each."""
-        kept = self._longest(np.array(next_ids, np.int32))
+        kept = self._longest(np.array(following.ids, np.int32), following.adapter)
         while unused := [p for p in self.live if p.complete and not p.users and p is not kept]:
             prefix = min(unused, key=lambda p: p.last_used)
             prefix.live = False

@@ -276,7 +276,7 @@ class Scheduler:
 
     def _admit(self, now: int) -> None:
         if self.prefixes.crowded:
-            self._dropped += self.prefixes.make_room(self.admission.next_ids())
+            self._dropped += self.prefixes.make_room(self.admission.following())
         in_flight = [*self.decoding, *self.ready, *self.tiers.returning.values()]
         group = self.admission.admit(now, in_flight, self.slots)
         for sequence in group.sequences:

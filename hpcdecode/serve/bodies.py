@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from hpcdecode.data.prompts.fields import LORA
 from hpcdecode.data.results.openai_body import URLS
 from hpcdecode.engine.live import UNBOUNDED
 from hpcdecode.errors import RowProblem
@@ -91,7 +92,7 @@ def model_of(body: dict[str, Any], context: Context) -> str:
 def require_model(named: str, context: Context) -> None:
     """Raise ApiError unless a name means the model of the server."""
     if not context.is_model(named):
-        expected = " or ".join(context.models)
+        expected = " or ".join(context.names)
         raise ApiError(404, f"model: expected {expected}, got {shown(named)}", "model", "model_not_found")
 
 
@@ -108,6 +109,8 @@ def asked_of(body: dict[str, Any], endpoint: str, context: Context) -> Asked:
         RowProblem: A field that concerns the answer cannot be used.
     """
     model = model_of(body, context)
+    if model in context.adapters:
+        body.setdefault(LORA, model)
     stream = _boolean(body, "stream")
     options = _stream_options(body, stream)
     completes = endpoint == "completions"

@@ -34,6 +34,7 @@ class Context:
         batches: Files and batches.
         tokenizer: Of the model.
         models: Names of the model; the first is shown in answers.
+        adapters: Names of its adapters, which requests may name in its place.
         max_model_len: Positions of the model.
         kv_capacity: Tokens that all KV caches have room for.
         defaults: Sampling parameters that the fields of requests replace, but for max_tokens.
@@ -49,6 +50,7 @@ class Context:
         self.options, self.hub = options, Hub()
         self.tokenizer, self.max_model_len = engine.tokenizer, engine.max_positions
         self.models = options.served_model_name or (model_name(options.model),)
+        self.adapters = tuple(options.adapters)
         self.kv_capacity = sum(sum(capacity_of(engine.options, engine.team, group)) for group in engine.team.groups)
         self.defaults = SamplingParams()
         self.timeline = engine.timeline
@@ -77,9 +79,14 @@ class Context:
             most_file_bytes=options.max_file,
         )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the model and of its adapters."""
+        return *self.models, *self.adapters
+
     def is_model(self, name: str) -> bool:
-        """Return whether a request's name of a model means that of the server."""
-        return name in self.models or is_named(name, self.options.model)
+        """Return whether a request's name of a model means that of the server, or one of its adapters."""
+        return name in self.names or is_named(name, self.options.model)
 
 
 def model_name(directory: str) -> str:

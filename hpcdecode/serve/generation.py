@@ -139,12 +139,12 @@ def generation_router(context: Context) -> APIRouter:
 
     failures = errors(400, 401, 404, 413, 429, 500, 503)
 
-    @router.post("/v1/completions", openapi_extra=json_body(completion_body(context.models)), responses=failures)
+    @router.post("/v1/completions", openapi_extra=json_body(completion_body(context.names)), responses=failures)
     async def completions(request: Request) -> Response:
         """Complete a text."""
         return await generation.answer(request, "completions")
 
-    @router.post("/v1/chat/completions", openapi_extra=json_body(chat_body(context.models)), responses=failures)
+    @router.post("/v1/chat/completions", openapi_extra=json_body(chat_body(context.names)), responses=failures)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await generation.answer(request, "chat")

@@ -20,8 +20,8 @@ def info_router(context: Context) -> APIRouter:
 
     @router.get("/v1/models", responses=errors(401))
     async def models() -> JSONResponse:
-        """Return the names of the model."""
-        return JSONResponse({"object": "list", "data": [_model(name, context) for name in context.models]})
+        """Return the names of the model, and of its adapters."""
+        return JSONResponse({"object": "list", "data": [_model(name, context) for name in context.names]})
 
     @router.get("/v1/models/{model:path}", responses=errors(401, 404))
     async def model(model: str) -> JSONResponse:
@@ -45,10 +45,11 @@ def info_router(context: Context) -> APIRouter:
 
 
 def _model(name: str, context: Context) -> dict[str, Any]:
-    return {
+    about = {
         "id": name,
         "object": "model",
         "created": context.created,
         "owned_by": "hpcdecode",
         "max_model_len": context.max_model_len,
     }
+    return {**about, "parent": context.models[0]} if name in context.adapters else about

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdecode.data.prompts.batch_format import HARMLESS, NEUTRAL
-from hpcdecode.data.prompts.fields import OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT, UNSUPPORTED
+from hpcdecode.data.prompts.fields import LORA, OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT, UNSUPPORTED
 from hpcdecode.requests.params import MAX_BEAMS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, sampling_kinds
 from hpcdecode.serve.bodies import STREAM_OPTIONS
 
@@ -107,6 +107,7 @@ def _sampling(models: Sequence[str]) -> dict[str, Schema]:
         OPENAI_MAX_TOKENS: {"type": "integer", "minimum": 1},
         RESPONSE_FORMAT: _FORMAT,
         "model": {"enum": list(models)},
+        LORA: STRING,
         "stream": BOOLEAN,
         "stream_options": closed_object(dict.fromkeys(STREAM_OPTIONS, BOOLEAN)),
     }

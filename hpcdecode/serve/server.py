@@ -88,7 +88,8 @@ def _serve(options: ServeOptions, team: Team, timeline: Timeline, signals: Signa
 def _lead(engine: Engine, options: ServeOptions, listener: socket.socket, signals: Signals, stages: Stages) -> Metrics:
     """Serve on the lead; return what it counted."""
     context = Context(engine, options)
-    desk = LiveDesk(engine.tokenizer, options.model, Room.of(engine), context.deliver, options.max_waiting)
+    room, most, names = Room.of(engine), options.max_waiting, context.adapters
+    desk = LiveDesk(engine.tokenizer, options.model, room, context.deliver, most, names)
     context.open(desk)
     with _answering(context, options, listener):
         scales = engine.scales(desk)

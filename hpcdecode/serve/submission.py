@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from hpcdecode.data.prompts.fields import LORA
 from hpcdecode.data.prompts.given import read_prompt
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.result import Result
@@ -94,7 +95,7 @@ async def _scored(asked: Asked, index: int, context: Context, client: str, first
     token_ids, logprobs = prompt.token_ids, prompt.params.logprobs
     ticket = None
     if logprobs is not None and len(token_ids) > 1:
-        fields = {"prompt_token_ids": token_ids, "logprobs": logprobs}
+        fields = {"prompt_token_ids": token_ids, "logprobs": logprobs, LORA: asked.rows[index]["body"].get(LORA)}
         ticket = await context.hub.submit(context.desk, fields, asked.defaults, client=client, score=True)
     text = _echoed(asked, index, token_ids, context)
     return PromptJob(token_ids, 1, text, ticket, first, logprobs is not None and ticket is None)
@@ -102,7 +103,9 @@ async def _scored(asked: Asked, index: int, context: Context, client: str, first
 
 def _read(asked: Asked, index: int, context: Context) -> Prompt:
     positions = context.max_model_len + 1
-    return read_prompt(index + 1, asked.rows[index], asked.defaults, context.tokenizer, positions)
+    return read_prompt(
+        index + 1, asked.rows[index], asked.defaults, context.tokenizer, positions, adapters=context.adapters
+    )
 
 
 def _echoed(asked: Asked, index: int, token_ids: list[int], context: Context) -> str:

@@ -33,12 +33,12 @@ def tokens_router(context: Context) -> APIRouter:
 
     failures = errors(400, 401, 404, 413)
 
-    @router.post("/tokenize", openapi_extra=json_body(tokenize_body(context.models)), responses=failures)
+    @router.post("/tokenize", openapi_extra=json_body(tokenize_body(context.names)), responses=failures)
     async def tokenize(request: Request) -> Response:
         """Return the tokens of a prompt, or of messages."""
         return await _answered(request, context, tokens_of, TOKENIZE_FIELDS)
 
-    @router.post("/detokenize", openapi_extra=json_body(detokenize_body(context.models)), responses=failures)
+    @router.post("/detokenize", openapi_extra=json_body(detokenize_body(context.names)), responses=failures)
     async def detokenize(request: Request) -> Response:
         """Return the text of tokens."""
         return await _answered(request, context, text_of, DETOKENIZE_FIELDS)

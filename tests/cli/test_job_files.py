@@ -36,7 +36,8 @@ def test_the_example_runs_and_flags_win_over_it(hpcdecode, tmp_path):
 
 def test_every_key_of_a_job_file_is_a_flag(hpcdecode):
     flags = hpcdecode("generate", "--help").stdout
-    names = {*Job.__struct_fields__, *SamplingParams.__struct_fields__, "fail_fast"} - {"params", "prompts", "score"}
+    names = {*Job.__struct_fields__, *SamplingParams.__struct_fields__, "fail_fast"}
+    names -= {"params", "prompts", "score", "adapters"}
     assert all(f"--{name.replace('_', '-')}" in flags for name in names)
     assert f"({SamplingParams().max_tokens})" in flags and "(5.0)" in flags
 
@@ -80,6 +81,9 @@ def test_values_and_paths(job_file, tmp_path):
         "overwrite": True,
     }
     assert read_job_file(job_file('model = "demo"'))["model"] == "demo"
+    assert read_job_file(job_file('[lora]\nsql = "a/b"\nx = "/c"')) == {
+        "adapters": {"sql": str(tmp_path / "a/b"), "x": "/c"}
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,6 +94,7 @@ def test_values_and_paths(job_file, tmp_path):
         ('max_tokens = "3"', 'max_tokens: expected a 64-bit integer, got a string "3"'),
         ("batch = true", "batch: expected a 64-bit integer, got a boolean true"),
         ("model = 3", "model: expected a string, got an integer 3"),
+        ("[lora]\na = 3", "lora.a: expected a string, got an integer 3"),
         ("prompts = [1]", r"prompts\[0\]: expected a string"),
         ("seed = 1979-05-27", "seed: expected a 64-bit integer, got a date"),
         ('kv_memory = "lots"', "kv_memory: expected a size such as 512M"),

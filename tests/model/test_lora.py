@@ -8,9 +8,7 @@ import shutil
 import msgspec
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from hpcdecode import LLM, SamplingParams
 from hpcdecode.config import Job
@@ -19,6 +17,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.lower import quantize
 from hpcdecode.model.run.load import ModelPart
+from tests.support.adapters import adapter, theirs
 from tests.support.gguf_files import write
 from tests.support.models import Attention, step
 from tests.support.quantised import pair
@@ -38,25 +37,6 @@ ADAPTERS = {  # by the name of the model
     "qwen3_moe": dict(target_modules=ATTENTION, r=8, lora_alpha=16),
     "gpt2": dict(target_modules=["c_attn", "c_fc"], r=4, lora_alpha=8, fan_in_fan_out=True),
 }
-
-
-def adapter(model, folder, **options):
-    """Write a random adapter of the model in `model`."""
-    torch.manual_seed(0)
-    made = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), LoraConfig(**options))
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            if "lora_" in name:
-                weight.copy_(torch.randn(weight.shape) * weight.shape[-1] ** -0.5)
-    made.save_pretrained(folder)
-    return folder
-
-
-def theirs(model, folder):
-    """The merged model."""
-    return PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), folder
-    ).merge_and_unload()
 
 
 def close(one, other):

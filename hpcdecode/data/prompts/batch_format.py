@@ -5,11 +5,11 @@ A field is ignored if it cannot change the text. It is refused if it would chang
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from hpcdecode.data.prompts.fields import asks_for_nothing
+from hpcdecode.data.prompts.fields import LORA, asks_for_nothing
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.values import shown, suggestion, type_name
 from hpcdecode.system.model_path import short_names
@@ -46,13 +46,16 @@ def is_request(fields: dict[str, Any]) -> bool:
     return "body" in fields and "url" in fields
 
 
-def request_fields(fields: dict[str, Any], model: str | None, known: Set[str]) -> dict[str, Any]:
+def request_fields(
+    fields: dict[str, Any], model: str | None, known: Set[str], adapters: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the fields of a request as the fields of a plain row.
 
     Args:
         fields: Fields of the line.
         model: Directory of the job's model, which the request may name. None accepts any name.
         known: Names of the fields that a plain row may have.
+        adapters: Names of adapters, any of which the request may name in place of the model.
 
     Raises:
         RowProblem: The line, or a field of the request's body, cannot be honoured.
@@ -67,11 +70,21 @@ def request_fields(fields: dict[str, Any], model: str | None, known: Set[str]) -
     source = ENDPOINTS[url]
     if body.get(source) is None:
         raise RowProblem(f"body: expected {source} for {url}, got none")
-    _check_model(body.get("model"), model)
+    body = _choosing(body, adapters)
+    _check_model(body.get("model"), model, adapters)
     _check_fields(body, known, source)
     if source == "prompt" and isinstance(body["prompt"], list):
         return {**{k: v for k, v in body.items() if k != "prompt"}, "prompt_token_ids": body["prompt"]}
     return body
+
+
+def _choosing(body: dict[str, Any], adapters: Sequence[str]) -> dict[str, Any]:
+    """Return the body with the adapter that it names as its model as its field `lora`."""
+    if (named := body.get("model")) not in adapters:
+        return body
+    if body.get(LORA) not in (None, named):
+        raise RowProblem(f"{LORA}: expected {named}, as model is, got {shown(body[LORA])}; remove one of them")
+    return {**{name: value for name, value in body.items() if name != "model"}, LORA: named}
 
 
 def _check_fields(body: dict[str, Any], known: Set[str], source: str) -> None:
@@ -90,14 +103,14 @@ def _expected(name: str, known: Set[str]) -> str:
     return f"expected fields of a request that are supported, got this one{hint or '; remove it'}"
 
 
-def _check_model(named: Any, model: str | None) -> None:
+def _check_model(named: Any, model: str | None, adapters: Sequence[str]) -> None:
     """Raise RowProblem if a request names another model than the job's, as a server would refuse it."""
     if named is None or model is None:
         return
     if not isinstance(named, str):
         raise RowProblem(f"model: expected a string, got {type_name(named)} {shown(named)}")
     if not is_named(named, model):
-        names = " or ".join(sorted(model_names(model)))
+        names = " or ".join((*sorted(model_names(model)), *adapters))
         raise RowProblem(
             f"model: expected {names} (the job's model, on the hub or as a directory),"
             f" got {shown(named)}; change or remove it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from hpcdecode.requests.field_types import typed
 from hpcdecode.requests.params import SamplingParams, sampling_kinds
 from hpcdecode.requests.values import shown, type_name
 
+LORA = "lora"
 OPENAI_LOGPROBS = "top_logprobs"
 OPENAI_MAX_TOKENS = "max_completion_tokens"  # the newer name, which wins
 RESPONSE_FORMAT = "response_format"  # the name of structured_outputs in the OpenAI API
@@ -57,6 +59,27 @@ def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingPara
     kinds = sampling_kinds()
     own = {name: typed(name, kinds[name], fields[name]) for name in kinds if fields.get(name) is not None}
     return msgspec.structs.replace(defaults, **own).check() if own else defaults
+
+
+def adapter_of(fields: dict[str, Any], adapters: Sequence[str]) -> int:
+    """Return the number of the adapter that a row chooses, -1 if it chooses none.
+
+    Args:
+        fields: Fields of the row.
+        adapters: Names of the adapters that there are.
+
+    Raises:
+        RowProblem: There is no such adapter.
+    """
+    name = fields.get(LORA)
+    if name is None:
+        return -1
+    if not isinstance(name, str):
+        raise RowProblem(f"{LORA}: expected the name of an adapter, got {type_name(name)} {shown(name)}")
+    if name not in adapters:
+        known = f"one of {', '.join(adapters)}" if adapters else "none, as the job has no --lora NAME=DIR"
+        raise RowProblem(f"{LORA}: expected {known}, got {shown(name)}")
+    return adapters.index(name)
 
 
 def _structured_outputs(fields: dict[str, Any]) -> dict[str, Any] | None:

@@ -68,7 +68,9 @@ class _FoundRows:
 
     def __init__(self, job: Job, template: RowTemplate | None) -> None:
         self._job = job
-        self._reader = RowReader(job.prompt_column, job.model, template=template, score=job.score)
+        self._reader = RowReader(
+            job.prompt_column, job.model, template=template, score=job.score, adapters=tuple(job.adapters)
+        )
         self._reader.unknown.quiet = True
         self.errors: list[RowError] = []
         self._size = 0  # their bytes, if they are lines

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from hpcdecode.data.prompts.fields import row_params
+from hpcdecode.data.prompts.fields import LORA, row_params
 from hpcdecode.data.prompts.files import RawRow
 from hpcdecode.data.prompts.rows import Row, RowError, RowReader
 from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
@@ -21,6 +21,14 @@ def as_row(prompt: object) -> object:
     if isinstance(prompt, str):
         return {"prompt": prompt}
     return {"prompt_token_ids": prompt} if isinstance(prompt, list) else prompt
+
+
+def with_adapter(prompt: object, adapter: str | None) -> object:
+    """Return a prompt in the form of a row, with an adapter if it names none itself; None for none."""
+    row = as_row(prompt)
+    if adapter is None or not isinstance(row, dict) or row.get(LORA) is not None:
+        return row
+    return {**row, LORA: adapter}
 
 
 def with_params(
@@ -77,6 +85,7 @@ def read_prompt(
     *,
     model: str | None = None,
     score: bool = False,
+    adapters: Sequence[str] = (),
 ) -> Prompt:
     """Return one row as a prompt, without warnings.
 
@@ -88,11 +97,12 @@ def read_prompt(
         max_positions: Number of positions that there are.
         model: Directory of the model, which a request may name. None accepts any name.
         score: Whether the row is scored.
+        adapters: Names of the adapters that it may choose.
 
     Raises:
         RowProblem: The row cannot be used.
     """
-    reader = RowReader(model=model, score=score)
+    reader = RowReader(model=model, score=score, adapters=adapters)
     reader.unknown.quiet = True
     (found,) = tokenized([reader.read(RawRow(line, "", fields), defaults)], tokenizer, max_positions)
     if isinstance(found, RowError):

@@ -52,3 +52,15 @@ def _filled_list(fields: dict[str, Any], name: str, what: str) -> list[Any]:
     if not value:
         raise RowProblem(f"{name}: expected at least one element, got an empty list")
     return value
+
+
+def renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:
+    """Return the fields with `column` renamed to the source that its value is: a prompt, messages or token ids."""
+    if column is None or column in SOURCES:
+        return fields
+    if (value := fields.get(column)) is None:
+        raise RowProblem(f"{column}: expected the prompt (--prompt-column), got none")
+    others = {name: v for name, v in fields.items() if name != column and name not in SOURCES}
+    if not isinstance(value, list):
+        return {**others, "prompt": value}
+    return {**others, "messages" if value and isinstance(value[0], dict) else "prompt_token_ids": value}

@@ -22,17 +22,19 @@ from hpcdecode.data.prompts.continuations import (
 )
 from hpcdecode.data.prompts.doubts import RepeatedIds, UnknownRoles
 from hpcdecode.data.prompts.fields import (
+    LORA,
     OPENAI_LOGPROBS,
     OPENAI_MAX_TOKENS,
     RESPONSE_FORMAT,
     UNSUPPORTED,
+    adapter_of,
     row_params,
 )
 from hpcdecode.data.prompts.files import MAX_LINE_BYTES, RawData, RawRow, raw_rows
 from hpcdecode.data.prompts.kept import ALL, SEARCHED_ROWS, KeptColumns, Selection
 from hpcdecode.data.prompts.messages import CHAT_FIELDS, DEFAULT_CHAT, ChatOptions, chat_options
 from hpcdecode.data.prompts.opening import is_once
-from hpcdecode.data.prompts.row_sources import messages_of, source_of, text_of, token_ids_of
+from hpcdecode.data.prompts.row_sources import messages_of, renamed, source_of, text_of, token_ids_of
 from hpcdecode.data.prompts.row_template import SOURCES, RowTemplate
 from hpcdecode.data.prompts.unknown import UnknownFields
 from hpcdecode.errors import RowProblem
@@ -55,6 +57,7 @@ class Row(msgspec.Struct):
     chat: ChatOptions = DEFAULT_CHAT  # options for rendering the messages
     rendered: str | None = None  # text of the messages, once they are rendered
     scored: Continuations | None = None  # what is scored; None if text is generated
+    adapter: int = -1  # number of the adapter that it chooses; -1 for none
 
 
 class RowError(msgspec.Struct):
@@ -78,6 +81,7 @@ def read_rows(
     template: RowTemplate | None = None,
     quiet: bool = False,
     score: bool = False,
+    adapters: Sequence[str] = (),
 ) -> Iterator[Row | RowError]:
     """Return an iterator over the rows of files, in order, without blank lines.
 
@@ -94,11 +98,12 @@ def read_rows(
         template: Makes prompts of columns; None if rows have prompts.
         quiet: Whether no warnings are logged.
         score: Whether rows are scored, and may have continuations.
+        adapters: Names of the adapters that rows may choose.
 
     Raises:
         UserError: A file cannot be opened or read.
     """
-    reader = RowReader(column, model, kept, template, RepeatedIds, score=score)
+    reader = RowReader(column, model, kept, template, RepeatedIds, score=score, adapters=adapters)
     reader.unknown.quiet = quiet
     rows = islice(raw_rows(files, column, reader.unknown), limit)
     found = (reader.read(raw, defaults) for raw in rows if wanted is None or wanted(raw.number))
@@ -155,6 +160,7 @@ class RowReader:
         template: Makes prompts of columns; None if rows have prompts.
         ids: Class that warns about ids that repeat; None if they may.
         score: Whether rows are scored, and may have continuations.
+        adapters: Names of the adapters that rows may choose.
 
     Attributes:
         unknown: Warns about fields with unknown names.
@@ -169,7 +175,9 @@ class RowReader:
         ids: type[RepeatedIds] | None = None,
         *,
         score: bool = False,
+        adapters: Sequence[str] = (),
     ):
+        self._adapters = tuple(adapters)
         self._score, self._known = score, scored_fields() if score else known_fields()
         known = self._known
         self._names_texts = score and (template is None or template.columns == frozenset())  # else a template may
@@ -205,6 +213,7 @@ class RowReader:
                 params=row_params(_scoring_only(fields) if scored else fields, defaults),
                 chat=chat_options(fields),
                 scored=scored,
+                adapter=adapter_of(fields, self._adapters),
             )
         except RowProblem as e:
             return row_error(line, row_id, f"{raw.place}{e}")
@@ -220,22 +229,22 @@ class RowReader:
         """Return the fields of a row under their usual names, and warn about unknown ones."""
         if is_request(given) and not any(name in given for name in SOURCES):
             self.unknown.row(place, given.keys() - LINE_FIELDS)
-            return request_fields(given, self._model, self._known)
+            return request_fields(given, self._model, self._known, self._adapters)
         self.unknown.row(place, given)
-        return _renamed(given, self._column)
+        return renamed(given, self._column)
 
 
 @cache
 def known_fields() -> frozenset[str]:
     """Return the names of all fields that a row may have, unsupported ones included."""
-    names = (OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT)
+    names = (LORA, OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT)
     return frozenset(("id", "custom_id", *SOURCES, *CHAT_FIELDS, *names, *UNSUPPORTED, *sampling_kinds()))
 
 
 @cache
 def scored_fields() -> frozenset[str]:
     """Return the names of all fields that a row may have that is scored."""
-    names = ("id", "custom_id", TEXT, *SOURCES, *CHAT_FIELDS, *CONTINUATIONS, *SCORING_PARAMS, OPENAI_LOGPROBS)
+    names = ("id", "custom_id", TEXT, *SOURCES, *CHAT_FIELDS, *CONTINUATIONS, *SCORING_PARAMS, LORA, OPENAI_LOGPROBS)
     return frozenset(names)
 
 
@@ -251,18 +260,6 @@ def row_fields(data: RawData) -> dict[str, Any]:
 def _scoring_only(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that say how a row is scored; those of sampling mean nothing for it."""
     return {name: fields[name] for name in (*SCORING_PARAMS, OPENAI_LOGPROBS) if name in fields}
-
-
-def _renamed(fields: dict[str, Any], column: str | None) -> dict[str, Any]:
-    """Return the fields with `column` renamed to the source that its value is: a prompt, messages or token ids."""
-    if column is None or column in SOURCES:
-        return fields
-    if (value := fields.get(column)) is None:
-        raise RowProblem(f"{column}: expected the prompt (--prompt-column), got none")
-    others = {name: v for name, v in fields.items() if name != column and name not in SOURCES}
-    if not isinstance(value, list):
-        return {**others, "prompt": value}
-    return {**others, "messages" if value and isinstance(value[0], dict) else "prompt_token_ids": value}
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -44,7 +44,8 @@ def scored_prompt(row: Row, scored: Continuations, tokenizer: Encoder, max_posit
     if not scored.any:
         ids = _text_ids(row, tokenizer, max_positions)
         texts = [""] if row.prompt_token_ids is None else []  # the prompt's text is among the results already
-        return Prompt(row.line, row.id, [], row.params, targets=list(windows(ids, max_positions)), texts=texts)
+        targets = list(windows(ids, max_positions))
+        return Prompt(row.line, row.id, [], row.params, targets=targets, texts=texts, adapter=row.adapter)
     context, pairs = _pairs(row, scored, tokenizer)
     for index, ids in enumerate(pairs):
         _require_tokens(scored, index, ids)
@@ -52,7 +53,9 @@ def scored_prompt(row: Row, scored: Continuations, tokenizer: Encoder, max_posit
         _target(context, ids, sample, row.params.truncate_prompt_tokens, max_positions)
         for sample, ids in enumerate(pairs)
     ]
-    return Prompt(row.line, row.id, context, row.params, targets=joined(targets), texts=scored.texts)
+    return Prompt(
+        row.line, row.id, context, row.params, targets=joined(targets), texts=scored.texts, adapter=row.adapter
+    )
 
 
 def windows(token_ids: list[int], size: int) -> Iterator[Target]:

@@ -64,7 +64,9 @@ def identity(
     if job.mamba_ssm_cache_dtype not in (None, "float32"):
         about["mamba_ssm_cache_dtype"] = job.mamba_ssm_cache_dtype
     if job.lora is not None:
-        about["lora"] = {path.name: _fingerprint(path) for path in adapter_files(job.lora)}
+        about["lora"] = _of_adapter(job.lora)
+    if job.adapters:
+        about["adapters"] = {name: _of_adapter(folder) for name, folder in job.adapters.items()}
     stored: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(about))  # as it will be read again
     return stored
 
@@ -73,6 +75,10 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     """Return the parameters by name, without those that earlier versions lack and the job does not use."""
     values: dict[str, Any] = msgspec.to_builtins(params)
     return {name: value for name, value in values.items() if name not in _LATER or value is not None}
+
+
+def _of_adapter(folder: str) -> dict[str, str]:
+    return {path.name: _fingerprint(path) for path in adapter_files(folder)}
 
 
 def _of_prompts(path: str) -> str:
@@ -109,7 +115,11 @@ def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
         kind = name.split(".")[0]
         if kind == _KEPT:
             before, now = (",".join(value or NONE) for value in (before, now))
-        yield f"{name} changed" if kind in ("model", "lora", "prompts") else f"{name} was {before!r} and is {now!r}"
+        yield (
+            f"{name} changed"
+            if kind in ("model", "lora", "adapters", "prompts")
+            else f"{name} was {before!r} and is {now!r}"
+        )
 
 
 def _model_files(directory: str) -> list[Path]:

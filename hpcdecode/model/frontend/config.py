@@ -180,3 +180,17 @@ def reason_to_refuse(config: PreTrainedConfig) -> str | None:
 def unsupported(config: PreTrainedConfig, reason: str) -> UserError:
     """Return the error for a model that is not supported."""
     return UserError(f"model type {config.model_type!r} is not supported: {reason}")
+
+
+def layer_types(config: PreTrainedConfig, layers: int) -> list[Any]:
+    """Return the kind of attention of each layer; [] if none is stated.
+
+    Args:
+        config: Config of the language model.
+        layers: Number of its layers.
+    """
+    stated = getattr(config, "layer_types", None)
+    if stated is not None:
+        return list(stated)
+    slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+    return ["sliding_attention"] * layers if slides else []

@@ -31,7 +31,7 @@ def dependences(trace: Trace) -> dict[fx.Node, Dependence]:
     SYMBOL nodes are sizes. STATIC nodes depend on no input of a step. POSITION nodes depend on the positions alone,
     TOKEN nodes on the tokens. SYMBOL and STATIC nodes are computed wherever they are used, and never cross a cut.
     """
-    found: dict[fx.Node, Dependence] = {trace.positions: POSITION, trace.ids: TOKEN, trace.logits_indices: TOKEN}
+    found: dict[fx.Node, Dependence] = {**dict.fromkeys(trace.step_inputs, TOKEN), trace.positions: POSITION}
     for node in trace.graph.nodes:
         if node not in found:
             found[node] = dependence(node, {found[n] for n in node.all_input_nodes})
@@ -60,7 +60,7 @@ def find_cuts(trace: Trace, kinds: Mapping[fx.Node, Dependence]) -> list[tuple[f
         UserError: If the attentions do not form one chain.
     """
     depth = attention_depth(trace)
-    done = {n for n, kind in kinds.items() if kind == POSITION} | {trace.ids, trace.logits_indices}
+    done = {n for n, kind in kinds.items() if kind == POSITION} | set(trace.step_inputs)
     order = {node: i for i, node in enumerate(trace.graph.nodes)}
     cuts = []
     for i, attend in enumerate(trace.attends):

@@ -81,7 +81,7 @@ def split(trace: Trace, device: torch.device) -> Split:
     cuts = find_cuts(trace, kinds)
     result = Split(trace, [], [], kinds)
     known: dict[SliceSignature, int] = {}
-    before: tuple[fx.Node, ...] = (trace.ids, trace.positions, trace.logits_indices)
+    before = trace.step_inputs
     for i in range(len(cuts) + 1):
         attend = trace.attends[i - 1] if i else None
         after = cuts[i] if i < len(cuts) else ()

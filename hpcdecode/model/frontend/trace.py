@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -16,7 +16,7 @@ from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.architectures import decoder_of, text_of
 from hpcdecode.model.frontend.clean import clean
-from hpcdecode.model.frontend.config import ATTENTION_KINDS, ModelFacts, unsupported
+from hpcdecode.model.frontend.config import ATTENTION_KINDS, ModelFacts, layer_types, unsupported
 from hpcdecode.model.frontend.convolutions import join_convolutions
 from hpcdecode.model.frontend.expand import expand
 from hpcdecode.model.frontend.indexers import tracing_indexers
@@ -70,6 +70,8 @@ class Trace:
         facts: Facts about the model that are needed later.
         cuts: What part of its weight a placeholder takes. Those that take all of it are left out.
         membership: What a member of a group has of the model, or None for the trace of a whole model.
+        adapters: Placeholder of the tokens' adapters, int64 [T], -1 for none; None if there are no adapters.
+        updates: What reads the weights of all adapters, by placeholder (see `adapters.py`).
     """
 
     graph: fx.Graph
@@ -84,6 +86,14 @@ class Trace:
     facts: ModelFacts
     cuts: dict[fx.Node, WeightCut] = field(default_factory=dict)
     membership: Membership | None = None
+    adapters: fx.Node | None = None
+    updates: dict[fx.Node, Callable[[], Tensor]] = field(default_factory=dict)
+
+    @property
+    def step_inputs(self) -> tuple[fx.Node, ...]:
+        """Return the placeholders of what a step brings: the context of the first slice."""
+        given = (self.ids, self.positions, self.logits_indices)
+        return given if self.adapters is None else (*given, self.adapters)
 
 
 def trace(config: PreTrainedConfig, dtype: torch.dtype, whole: bool = False) -> Trace:
@@ -280,17 +290,3 @@ def check_attends(mixers_: list[fx.Node], config: PreTrainedConfig) -> None:
         expected = CHUNKED if call.chunked else "sliding_attention" if call.window is not None else None
         if kind != expected and {kind, expected} & {CHUNKED, "sliding_attention"}:
             raise UserError(f"attention {i} is {kind!r} but passes sliding_window={call.window}")
-
-
-def layer_types(config: PreTrainedConfig, layers: int) -> list[Any]:
-    """Return the kind of attention of each layer; [] if none is stated.
-
-    Args:
-        config: Config of the language model.
-        layers: Number of its layers.
-    """
-    stated = getattr(config, "layer_types", None)
-    if stated is not None:
-        return list(stated)
-    slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
-    return ["sliding_attention"] * layers if slides else []

@@ -41,7 +41,7 @@ class Link:
         writes: Bytes that a token has in each tensor that it writes, by the tensor's name.
     """
 
-    work: _ops_cpu.FusedKernel | _ops_cpu.Product | _ops_cpu.Attention
+    work: _ops_cpu.FusedKernel | _ops_cpu.Product | _ops_cpu.AdapterProduct | _ops_cpu.AdapterSum | _ops_cpu.Attention
     reads: Sequence[Hashable]
     writes: Mapping[Hashable, int]
 

@@ -19,6 +19,7 @@ from hpcdecode.model.frontend.nodes import as_node, results
 from hpcdecode.model.frontend.quantization.few_bits import Held
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
+from hpcdecode.model.lower.adapters import low_rank, update_size, updated
 from hpcdecode.model.lower.experts import ExpertPacker
 from hpcdecode.model.lower.few_bits import ALL_FORMS, FORMS
 from hpcdecode.model.lower.packed_weights import PackedSize
@@ -131,19 +132,21 @@ class ProjectionMerger:
         bits, *others = {self._quantised(p) for p in group}
         if others:
             return
-        gemm = packed_weights.gemm(tensor_meta(x), tensor_meta(group[0].weight), about, gate.op, bits)
+        update = update_size(group)
+        gemm = packed_weights.gemm(tensor_meta(x), tensor_meta(group[0].weight), about, gate.op, bits, update)
         if gemm is None:
             return
         with self.graph.inserting_before(result):
             weight = self._weight(group, "packed gated", self._made.biases(group), bits)
-            result.replace_all_uses_with(self._made.call(gemm, (x, weight), about))
+            added = () if update is None else low_rank(self._made, group, x, update, "packed gated lora b")
+            result.replace_all_uses_with(self._made.call(gemm, (x, weight, *added), about))
         for node in gate.nodes:
             self.graph.erase_node(node)
 
     def _merge(self, x: fx.Node, group: list[Projection], bits: str | None = None) -> None:
         """Replace projections of `x` by one of packed weights, in few bits if a GEMM takes them, if any takes them."""
-        about, weight = _whole(group), tensor_meta(group[0].weight)
-        gemm = packed_weights.gemm(tensor_meta(x), weight, about, bits=bits)
+        about, weight, update = _whole(group), tensor_meta(group[0].weight), update_size(group)
+        gemm = packed_weights.gemm(tensor_meta(x), weight, about, bits=bits, update=update)
         if gemm is None and bits is not None:
             return self._merge(x, group)
         if gemm is None and not packed_by_onednn(weight):
@@ -151,11 +154,13 @@ class ProjectionMerger:
         biases = self._made.biases(group)
         with self.graph.inserting_before(group[0].node):
             if gemm is not None:
-                whole = self._made.call(gemm, (x, self._weight(group, "packed", biases, bits)), about)
+                added = () if update is None else low_rank(self._made, group, x, update, "packed lora b")
+                whole = self._made.call(gemm, (x, self._weight(group, "packed", biases, bits), *added), about)
+                self._replace(group, whole, lambda part, _: part)
             else:
                 bias = self._made.input(Recipe(biases)) if biases else None
                 whole = self._made.call(packed_linear, (x, self._weight(group, "onednn"), bias), about)
-            self._replace(group, whole, lambda part, _: part)
+                self._replace(group, whole, lambda part, p: updated(self._made, part, p))
 
     def _merge_int8(self, x: fx.Node, group: list[Projection]) -> None:
         """Replace projections of `x` by one of int8 weights: rotate and round x, multiply, scale, add the biases.
@@ -182,7 +187,9 @@ class ProjectionMerger:
             def finished(part: fx.Node, p: Projection) -> fx.Node:
                 own = tensor_meta(p.node)
                 part = self._made.call(quantize.scaled, (part, scale), own)
-                return part if p.bias is None else self._made.call(aten.add.Tensor, (part, p.bias), own)
+                if p.bias is not None:
+                    part = self._made.call(aten.add.Tensor, (part, p.bias), own)
+                return updated(self._made, part, p)
 
             self._replace(group, whole, finished)
 
@@ -203,8 +210,8 @@ class ProjectionMerger:
                 part = self._made.call(aten.slice.Tensor, (whole, dim, at, at + p.width), tensor_meta(p.node))
             at += p.width
             p.node.replace_all_uses_with(finished(part, p))
-        for p in group:
-            self.graph.erase_node(p.node)
+        for call in [call for p in group for call in p.calls]:
+            self.graph.erase_node(call)
 
 
 _ONEDNN_INT8: tuple[Form, Form] = ("onednn int8", "scales")
@@ -222,7 +229,7 @@ def _seen_as(node: fx.Node) -> fx.Node:
 
 def _read_by(p: Projection) -> fx.Node:
     """Return the node that a projection reads now: `p.x`, or what has replaced it."""
-    return as_node(p.node.args[1 if p.transposed else 0])
+    return as_node(p.calls[-1].args[1 if p.transposed else 0])
 
 
 def _whole(group: list[Projection]) -> Meta:

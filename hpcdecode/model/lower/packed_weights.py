@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcdecode._ops_cpu import Op, Product, pack_weights
+from hpcdecode._ops_cpu import AdapterProduct, AdapterSum, Op, Product, pack_weights
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower.few_bits import ALL_FORMS, form_of
@@ -39,7 +39,9 @@ def packs(dtype: torch.dtype, bits: str | None = None) -> bool:
     return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], isa(), form=form_of(bits))
 
 
-def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | None = None) -> Stage | None:
+def gemm(
+    x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | None = None, update: UpdateSize | None = None
+) -> Stage | None:
     """Return the stage that computes y = x @ weight.T, or None if native/ops_cpu has no such GEMM on this machine.
 
     Args:
@@ -48,6 +50,7 @@ def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | Non
         y: Result [..., out].
         gate: With a gate, y is gate(x @ one.T) * (x @ other.T), for two weights like `weight` from `pack_gated`.
         bits: Form of the weight in few bits, one of ALL_FORMS, or None.
+        update: Size of what adapters add to x @ weight.T, or None.
     """
     form = form_of(bits)
     size = x.one_token[-1] * x.dtype.itemsize
@@ -61,8 +64,17 @@ def gemm(x: Meta, weight: Meta, y: Meta, gate: Op | None = None, bits: str | Non
         bits is not None and x.one_token[-1] % ALL_FORMS[bits].multiple
     ):
         return None
-    work = Product(x_type, y_type, size // WORD.itemsize, outputs, isa(), gate, form)
-    return Stage(work, [TokenRows(x), TokenRows(weight)], [TokenRows(y)])
+    words = size // WORD.itemsize
+    if update is None:
+        work = Product(x_type, y_type, words, outputs, isa(), gate, form)
+        return Stage(work, [TokenRows(x), TokenRows(weight)], [TokenRows(y)])
+    if x_type is not y_type:
+        return None
+    added = update.product(x.dtype)
+    work = Product(x_type, y_type, words, outputs, isa(), gate, form, update=added, adapters=update.adapters)
+    return Stage(
+        work, [TokenRows(each) for each in (x, weight, update.numbers, update.low(x), update.b)], [TokenRows(y)]
+    )
 
 
 def head_gemm(x: Meta, weight: Meta, y: Meta) -> Stage | None:
@@ -82,6 +94,56 @@ def head_gemm(x: Meta, weight: Meta, y: Meta) -> Stage | None:
         return None
     work = Product(kind, kind, size // WORD.itemsize, outputs, isa(), heads=heads)
     return Stage(work, [TokenRows(x), TokenRows(weight)], [TokenRows(y)])
+
+
+class UpdateSize(NamedTuple):
+    """The size of what adapters (LoRA) add to projections of one input that become one: B_a (A_a x).
+
+    Attributes:
+        adapters: Number of adapters.
+        parts: Outputs of every projection, and the rank of all adapters there, or 0 if none updates it.
+        numbers: Shape and dtype of the tokens' adapters.
+        b: Shape and dtype of one projection's B.
+    """
+
+    adapters: int
+    parts: tuple[tuple[int, int], ...]
+    numbers: Meta
+    b: Meta
+
+    @property
+    def rank(self) -> int:
+        """Return the number of elements of A x."""
+        return sum(rank for _, rank in self.parts)
+
+    @property
+    def outputs(self) -> int:
+        """Return the number of outputs of all projections."""
+        return sum(outputs for outputs, _ in self.parts)
+
+    def low(self, x: Meta) -> Meta:
+        """Return shape and dtype of A x."""
+        return Meta.of(x.dtype, (*self.numbers.shape, self.rank))
+
+    def packed(self, inputs: int, dtype: torch.dtype) -> tuple[PackedSize, PackedSize]:
+        """Return the packed sizes of A and B."""
+        of_a, of_b = (size * dtype.itemsize // WORD.itemsize for size in (inputs, self.rank))
+        return PackedSize(self.rank, of_a, 1, self.adapters), PackedSize(self.outputs, of_b, 1, self.adapters)
+
+    def product(self, dtype: torch.dtype) -> Product:
+        """Return the GEMM by B of one adapter."""
+        return Product(TYPES[dtype], TYPES[dtype], self.rank * dtype.itemsize // WORD.itemsize, self.outputs, isa())
+
+    def low_stage(self, x: Meta) -> Stage:
+        """Return the stage that computes A x of the tokens' adapters, from (adapters, x, A)."""
+        kind, words = TYPES[x.dtype], x.one_token[-1] * x.dtype.itemsize // WORD.itemsize
+        work = AdapterProduct(Product(kind, kind, words, self.rank, isa()), self.adapters)
+        return Stage(work, [TokenRows(self.numbers), TokenRows(x), TokenRows(self.b)], [TokenRows(self.low(x))])
+
+    def sum_stage(self, x: Meta, y: Meta) -> Stage:
+        """Return the stage that computes y + B (A x), from (adapters, y, A x, B)."""
+        work = AdapterSum(self.product(x.dtype), self.adapters)
+        return Stage(work, [TokenRows(each) for each in (self.numbers, y, self.low(x), self.b)], [TokenRows(y)])
 
 
 class PackedSize(NamedTuple):

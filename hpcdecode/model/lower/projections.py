@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from hpcdecode._ops_cpu import Op
+from hpcdecode.model.frontend.adapters import lora_update
 from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.nodes import as_node
@@ -18,8 +19,28 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
+class AdapterUpdate:
+    """What adapters (LoRA) add to a projection.
+
+    Attributes:
+        adapters: Placeholder of the tokens' adapters.
+        a: Placeholder of A of all adapters, [adapters, rank, in].
+        b: Placeholder of B of all adapters, [adapters, out, rank].
+    """
+
+    adapters: fx.Node
+    a: fx.Node
+    b: fx.Node
+
+    @property
+    def rank(self) -> int:
+        """Return the rank that all adapters have in memory."""
+        return tensor_meta(self.a).one_token[1]
+
+
+@dataclass(frozen=True)
 class Projection:
-    """x @ weight.T + bias.
+    """x @ weight.T + bias, and what adapters add to it.
 
     Attributes:
         node: Node of the result [..., out].
@@ -27,6 +48,7 @@ class Projection:
         weight: Placeholder of the weight [out, in], or of those [E, out, in] of experts.
         bias: Placeholder of the bias [out] or biases [E, out], or None.
         transposed: True if the weight is [in, out] instead, or [E, in, out].
+        update: What adapters add, or None.
     """
 
     node: fx.Node
@@ -34,6 +56,12 @@ class Projection:
     weight: fx.Node
     bias: fx.Node | None
     transposed: bool
+    update: AdapterUpdate | None = None
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        """Return the nodes that it is, each before its own arguments."""
+        return [self.node] if self.update is None else [self.node, as_node(self.node.args[0])]
 
     @property
     def width(self) -> int:
@@ -73,8 +101,18 @@ def projection(node: fx.Node, weights: Collection[fx.Node]) -> Projection | None
     if bias is not None and not (isinstance(bias, fx.Node) and bias in weights):
         return None
     found = Projection(node, as_node(x), as_node(weight), bias, transposed=node.target is aten.addmm.default)
+    if (updated := updated_by(node, weights)) is not None:
+        found = replace(found, node=updated, update=AdapterUpdate(*map(as_node, updated.args[2:])))
     alone = found.weight in weights and len(found.weight.users) == 1
     return found if alone else None
+
+
+def updated_by(node: fx.Node, weights: Collection[fx.Node]) -> fx.Node | None:
+    """Return the only node that reads a projection's result, if adapters update it there; else None."""
+    readers = list(node.users)
+    if len(readers) != 1 or readers[0].target is not lora_update or readers[0].args[0] is not node:
+        return None
+    return readers[0] if all(argument in weights for argument in readers[0].args[3:]) else None
 
 
 def expert_projection(node: fx.Node, weights: Collection[fx.Node]) -> Projection | None:
@@ -121,7 +159,8 @@ def _gate(
     made = [projections[n] for n in sources if n in projections]
     if len(made) < len(sources) or len({(p.x, p.width, p.transposed, p.bias is None) for p in made}) > 1:
         return None
-    inner = [activated, gate, up, *([] if halved is None else [halved, made[0].node])]
+    calls = [call for p in made for call in p.calls]
+    inner = [activated, *([] if halved is None else [gate, up, halved]), *calls]
     if all(len(n.users) == (2 if n is halved else 1) for n in inner):
         return Gate(op, made, [result, *inner])
     return None

@@ -37,6 +37,9 @@ Form = Literal[
     "packed int8 experts",
     "onednn int8",
     "packed int8",
+    "packed lora a",
+    "packed lora b",
+    "packed gated lora b",
     "scales",
 ]
 
@@ -52,6 +55,8 @@ class Recipe:
         biases: Numbers of the biases that its packed form begins with.
         packed: Size of its packed form, or None if it has another.
         bits: Form in few bits of a packed weight, one of few_bits.ALL_FORMS, or None.
+        parts: Of B of adapters (LoRA): outputs and rank of every projection that it updates; rank 0 for those that it
+            leaves as they are, which have no source.
     """
 
     sources: tuple[int, ...]
@@ -60,6 +65,7 @@ class Recipe:
     biases: tuple[int, ...] = ()
     packed: PackedSize | None = None
     bits: str | None = None
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE) -> Tensor | Stack:
@@ -95,6 +101,8 @@ def _rows(recipe: Recipe, read: ReadWeight) -> Iterable[WeightRows]:
     """Return what is packed of a recipe's weight and biases, of each expert by itself."""
     if recipe.form.endswith("experts"):
         return _expert_rows(recipe, read)
+    if "lora" in recipe.form:
+        return _adapter_rows(recipe, [as_tensor(read(i)) for i in recipe.sources])
     parts, biases = _parts(recipe, read), [as_tensor(read(i)) for i in recipe.biases]
     if recipe.form == "packed gated":
         return [_gated_rows(parts, biases)]
@@ -119,6 +127,25 @@ def _expert_rows(recipe: Recipe, read: ReadWeight) -> Iterator[WeightRows]:
             yield packed_weights.int8_rows(*quantize.RoundedWeight.of(_joined(parts)))
         else:
             yield _gated_rows(parts if len(parts) == 2 and len(parts[0]) == len(parts[1]) else [_joined(parts)], bias)
+
+
+def _adapter_rows(recipe: Recipe, weights: list[Tensor]) -> Iterator[WeightRows]:
+    """Yield what is packed of A or B of each adapter, of weights [adapters, ...]: of B with zeros between projections.
+
+    Projections of one input have one A, their own below each other, and B whose columns are those of A's rows.
+    """
+    for own in zip(*weights, strict=True):
+        if recipe.form == "packed lora a":
+            yield packed_weights.plain_rows(own, None)
+            continue
+        given, rank, at, parts = iter(own), sum(rank for _, rank in recipe.parts), 0, []
+        for outputs, columns in recipe.parts:
+            part = own[0].new_zeros(outputs, rank)
+            if columns:
+                part[:, at : at + columns] = next(given)
+            at += columns
+            parts.append(part)
+        yield _gated_rows(parts, []) if "gated" in recipe.form else packed_weights.plain_rows(parts, None)
 
 
 def _gated_rows(parts: list[Tensor], biases: list[Tensor]) -> WeightRows:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpcdecode._ops_cpu import FusedKernel, Product
+from hpcdecode._ops_cpu import AdapterProduct, AdapterSum, FusedKernel, Product
 from hpcdecode.model.frontend.meta import Meta, dense_strides
 from hpcdecode.model.frontend.rows import padded
 
@@ -24,7 +24,7 @@ class Stage:
         outputs: Tensors that it returns.
     """
 
-    work: FusedKernel | Product
+    work: FusedKernel | Product | AdapterProduct | AdapterSum
     inputs: Sequence[TokenRows]
     outputs: Sequence[TokenRows]
 

@@ -14,6 +14,7 @@ import torch
 from hpcdecode.attention.base import isa
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.absorb import absorb
+from hpcdecode.model.frontend.adapters import add_adapters
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import holds_weights, open_checkpoint
 from hpcdecode.model.frontend.choose import has_indexers, join_indexers, leave_out_indexers
@@ -38,6 +39,7 @@ from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS, FORMS
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.split_model import AUTO, SplitModel
 from hpcdecode.model.run.stages import stages_of
+from hpcdecode.requests.adapters import adapters_problem
 from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
 
@@ -106,6 +108,7 @@ def load_split(
     inductor: bool = False,
     announce: bool = False,
     lora: str | None = None,
+    adapters: Mapping[str, str] | None = None,
     memory: WeightMemory = PRIVATE,
     part: ModelPart = WHOLE,
     latents: bool = True,
@@ -123,6 +126,7 @@ def load_split(
         inductor: Let torch's compiler compile the slices.
         announce: Log that a trace is being made, if that takes long, and what of the model cannot be used.
         lora: Directory of a PEFT adapter that is merged into the weights, or None.
+        adapters: Directories of PEFT adapters that update the tokens that name them, by name.
         memory: Where to put packed weights.
         part: What to load of it.
         latents: Let attention run over latents where K and V are projections of smaller ones (see `absorb`).
@@ -133,10 +137,11 @@ def load_split(
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
     """
     settle_functions()
-    device = torch.device(device)
-    folder, dtype = model_folder(path), parse_dtype(dtype, path)
+    device, folder, dtype = torch.device(device), model_folder(path), parse_dtype(dtype, path)
     if quantised not in (None, AUTO):
         require_quantised(quantised, device, dtype)
+    if adapters and (problem := adapters_problem(adapters, part.tp, part.pp)):
+        raise UserError(f"--lora NAME=DIR: {problem}")
     config_file(folder)
     layers, scheme = layers_of(stated_config(folder)), read_scheme(folder)
     opens = weights and holds_weights(folder)  # if there are none, what the model lacks is said first
@@ -149,14 +154,14 @@ def load_split(
     if latents:
         absorb(own)  # after the deal: heads are dealt out as they are in the model
     own = join_indexers(own)
+    tensors = tensors or (open_plain(folder, layers, scheme, exact) if weights else {})
+    bound = bound_weights(folder, tensors, traced, own, device, scheme, lora, adapters) if weights else None
     parts = split(own, device)
     if announce:
         _tell_context(own.facts, could)
-    if not weights:
+    if bound is None:
         return SplitModel(parts, device, None)
     own_layers = stages_of(parts, part.pp)[part.pp_rank]
-    tensors = tensors or open_plain(folder, layers, scheme, exact)
-    bound = bound_weights(folder, tensors, traced, own, device, scheme, lora)
     forget = partial(_forget_pages, {stored.mapped for stored in tensors.values()})
     return SplitModel(parts, device, bound, forget, quantised, inductor, memory, layers=own_layers)
 
@@ -267,8 +272,9 @@ def bound_weights(
     device: torch.device,
     scheme: Scheme | None,
     lora: str | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> Weights:
-    """Return the weights, and parts of weights, that the nodes of a trace use.
+    """Return the weights, and parts of weights, that the nodes of a trace use; let adapters update its projections.
 
     Args:
         folder: Model directory.
@@ -278,6 +284,7 @@ def bound_weights(
         device: Device to read the weights to.
         scheme: How its weights are quantised, or None.
         lora: Directory of an adapter to merge, or None.
+        adapters: Directories of adapters that update `own`, that of a whole model, by name.
 
     Raises:
         UserError: If weights are missing, or quantised in a way that is not known; if the adapter is not the model's.
@@ -288,4 +295,6 @@ def bound_weights(
     keys = {weight_key(own, node): tensor_meta(node) for node in own.weights if node.users}
     if lora is not None:
         tensors = merged(tensors, sources, Path(lora))
+    if adapters:
+        add_adapters(own, adapters, sources)
     return Weights(folder, tensors, sources, keys, device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.attention.shapes import MixerShape, RecurrentWeights
+from hpcdecode.model.frontend.adapters import with_numbers
 from hpcdecode.model.frontend.describe import Description, describe
 from hpcdecode.model.frontend.mapped import in_checkpoints
 from hpcdecode.model.frontend.membership import WeightKey
@@ -192,7 +193,8 @@ class SplitModel:
             i: Index of the slice.
             o: Attention output of layer i - 1, [T, q_heads * v_dim], or None for slice 0.
             context: For slice 0 the token ids, int64 [T], the positions, int64 [T], and the indices of the tokens
-                whose logits are needed, int64 [L], L >= 0. Else what slice i - 1 returned.
+                whose logits are needed, int64 [L], L >= 0, and their adapters, int64 [T], or none (see `with_numbers`).
+                Else what slice i - 1 returned.
 
         Returns:
             Rows for the layer, and the next context. All are inference tensors: not to be changed in place.
@@ -201,6 +203,7 @@ class SplitModel:
 
     def start_slice(self, i: int, o: Tensor | None, context: tuple[Tensor, ...]) -> Summed[SliceOutput]:
         """Run a slice as `slice` does; yield what the members of a group must add up."""
+        context = with_numbers(self.split.trace, context) if i == 0 else context
         values = yield from self._slices[i].up_to_last(self._inputs(i, o, context))
         made = self._slices[i].last.run(values)
         count, give = self.row_counts[i], self.split.slices[i].give

@@ -28,7 +28,7 @@ class Values:
 
     def __init__(self, trace: Trace, weights: Mapping[WeightKey, Tensor | Stack], device: torch.device):
         self._device = device
-        self._weights = weights
+        self._weights, self._updates = weights, trace.updates
         self._keys = {node: key for node in trace.weights if (key := weight_key(trace, node)) in weights}
         self._constant: dict[fx.Node, Tensor | Stack] = {node: c.to(device) for node, c in trace.constants.items()}
         self._of_weights: dict[fx.Node, Tensor | Stack] = {}
@@ -37,10 +37,16 @@ class Values:
         for known in (self._constant, self._of_weights):
             if node in known:
                 return known[node]
-        value = self._weights[self._keys[node]] if node in self._keys else self._computed(node)
-        constant = node not in self._keys and all(n in self._constant for n in node.all_input_nodes)
+        value = self._read(node)
+        constant = node.op != "placeholder" and all(n in self._constant for n in node.all_input_nodes)
         (self._constant if constant else self._of_weights)[node] = value
         return value
+
+    def _read(self, node: fx.Node) -> Tensor | Stack:
+        """Return a weight, or what is computed."""
+        if node in self._updates:
+            return self._updates[node]().to(self._device)
+        return self._weights[self._keys[node]] if node in self._keys else self._computed(node)
 
     def reader(self, nodes: Sequence[fx.Node]) -> ReadWeight:
         """Return what reads or computes the value of one of `nodes`, by its number."""
