@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -141,6 +142,6 @@ def _by_scores(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor
     for begin in range(0, n, some):
         part = q[begin : begin + some]
         end = length - n + begin + len(part)
-        low = shape.first_seen(end - len(part))  # of chunks the begin of one
+        low = int(shape.first_seen(np.array(end - len(part))))  # of chunks the begin of one
         parts.append(attend_one(part.float(), k[low:end].float(), v[low:end].float(), shape, sinks).flatten(1))
     return torch.cat(parts).to(q.dtype)

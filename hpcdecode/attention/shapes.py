@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,11 +71,11 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
     indexer: IndexerShape | None = None
     chunked: bool = False
 
-    def first_seen(self, position: int) -> int:
-        """Return the first position that a query at `position` sees."""
+    def first_seen(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first position that a query sees, for queries at `positions`."""
         if self.window is None:
-            return 0
-        return position // self.window * self.window if self.chunked else max(position + 1 - self.window, 0)
+            return np.zeros_like(positions)
+        return positions // self.window * self.window if self.chunked else np.maximum(positions + 1 - self.window, 0)
 
     @property
     def group(self) -> int:

@@ -136,7 +136,7 @@ class TorchKvCache:
         with self._clock:
             self._put(layer, call, rows[:, shape.q_columns :])
             self._attend(layer, call, rows[:, : shape.q_columns], result, own)
-        self.bytes_read += call.tokens_read(shape.window) * layer_bytes(shape, self.kv_dtype)
+        self.bytes_read += call.tokens_read(shape) * layer_bytes(shape, self.kv_dtype)
 
     def _put(self, layer: int, call: _CallSequences, kv: Tensor) -> None:
         shape = self.layers[layer]
@@ -234,18 +234,18 @@ class _CallSequences:
         (written,) = to_device([ids * table.block_tokens + positions % table.block_tokens], device)
         self.written = written.long()
         self._first, self._lengths = table.lengths[own] - new, table.lengths[own]
-        self._waves: dict[tuple[int | None, int, int], list[Wave]] = {}
+        self._waves: dict[tuple[int | None, bool, int, int], list[Wave]] = {}
 
     def waves(self, shape: LayerShape, group: int) -> list[Wave]:
         """Return what the rows read at a layer."""
         most = max(_PARTIAL_BYTES // (4 * shape.q_heads * (shape.v_dim + 2)), group)
-        key = shape.window, group, most
+        key = shape.window, shape.chunked, group, most
         if key not in self._waves:
-            self._waves[key] = waves(self._rows, shape.window, group, most, self._device)
+            self._waves[key] = waves(self._rows, shape, group, most, self._device)
         return self._waves[key]
 
-    def tokens_read(self, window: int | None) -> int:
+    def tokens_read(self, shape: LayerShape) -> int:
         """Return the tokens of which K and V are read at a layer, those of a sequence once."""
-        low = 0 if window is None else np.maximum(self._first + 1 - window, 0)
+        low = shape.first_seen(self._first)
         some = self._lengths > self._first
         return int((self._lengths - low)[some].sum())

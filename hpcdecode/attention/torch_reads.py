@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcdecode.attention.shapes import LayerShape
+
 CHUNK = 512  # tokens
 RADIX = 8
 
@@ -67,17 +69,17 @@ class Wave:
         return len(self.queries)
 
 
-def waves(rows: RowPlaces, window: int | None, group: int, most: int, device: torch.device) -> list[Wave]:
+def waves(rows: RowPlaces, shape: LayerShape, group: int, most: int, device: torch.device) -> list[Wave]:
     """Return what all rows of a call read of a layer.
 
     Args:
         rows: The rows.
-        window: Of the layer, or None.
+        shape: Of the layer.
         group: Items of a group.
         most: Items of a wave, unless a row has more.
         device: Of the tensors.
     """
-    low = np.zeros_like(rows.positions) if window is None else np.maximum(rows.positions + 1 - window, 0)
+    low = shape.first_seen(rows.positions)
     first, last = low // CHUNK, rows.positions // CHUNK
     ends = np.cumsum(last - first + 1)
     found, begin = [], 0

@@ -26,6 +26,7 @@ SHAPES = {
     "mla2_30_softcap": shape(1, 30, 2, v_dim=20, latent=True, softcap=20.0),
     "gqa3_48_v32": shape(2, 48, 3, v_dim=32),
     "mha33_window": shape(2, 33, 1, window=50),
+    "gqa2_24_chunks": shape(2, 24, 2, window=50, chunked=True),
 }
 
 
