@@ -215,4 +215,5 @@ def device_capacity(
 
 def torch_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> bool:
     """Return whether torch allocates the memory of K, V and states on a GPU; kernels have their own for K and V."""
-    return not by_kernels(attention_shapes(layers), kv_dtype)
+    attend = attention_shapes(layers)
+    return not attend or not by_kernels(attend, kv_dtype)

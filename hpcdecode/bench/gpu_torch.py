@@ -42,10 +42,15 @@ def opened(shape: LayerShape, kv_dtype: str, lengths: Sequence[int], device: tor
 
 
 def latents(
-    device: torch.device, batch: int, contexts: Sequence[int], kv_dtypes: Sequence[str], passes: int
+    device: torch.device,
+    batch: int,
+    contexts: Sequence[int],
+    kv_dtypes: Sequence[str],
+    passes: int,
+    names: Sequence[str] = tuple(MODELS),
 ) -> Iterator[Case]:
     """Yield GB/s over the latents of known models, and over K and V of 8 and 4 bits."""
-    asked = [(name, model.latent, kv_dtype) for name, model in MODELS.items() for kv_dtype in kv_dtypes]
+    asked = [(name, MODELS[name].latent, kv_dtype) for name in names for kv_dtype in kv_dtypes]
     for name, shape, kv_dtype in [*asked, ("GQA4 d128", LLAMA, "k8v4")]:
         filled.verify(opened(shape, kv_dtype, filled.LENGTHS, device), shape, kv_dtype, device)
         for context in contexts:
@@ -65,13 +70,13 @@ def _attention_case(
 def states(device: torch.device, batch: int, passes: int, names: Sequence[str] = tuple(KNOWN)) -> Iterator[Case]:
     """Yield GB/s of a token of each of `batch` sequences through recurrent layers of known models."""
     for name in names:
-        layer = replace(KNOWN[name], element_bytes=2)
+        layer = KNOWN[name]
         verify_states(layer, device)
         yield _state_case(f"states by torch, {name}, {batch} sequences", layer, batch, device, passes)
 
 
 def _state_case(about: str, layer: RecurrentShape, batch: int, device: torch.device, passes: int) -> Case:
-    store = TorchStateStore([layer], [random_numbers(layer)], batch, batch, device)
+    store = _store(layer, batch, device)
     slots, ones = np.arange(batch, dtype=np.int32), np.ones(batch, np.int32)
     rows = random_rows(layer, 1, torch.bfloat16).repeat(batch, 1).to(device)
     out = torch.empty(batch, layer.out_columns, dtype=torch.bfloat16, device=device)
@@ -89,7 +94,7 @@ def verify_states(layer: RecurrentShape, device: torch.device) -> None:
     Raises:
         RuntimeError: If they differ.
     """
-    store = TorchStateStore([layer], [random_numbers(layer)], 1, 1, device)
+    store = _store(layer, 1, device)
     rows = random_rows(layer, 40, torch.bfloat16)
     out = torch.empty(len(rows), layer.out_columns, dtype=torch.bfloat16, device=device)
     for part, to in zip(rows.split([35, 1, 1, 3]), out.split([35, 1, 1, 3]), strict=True):
@@ -99,6 +104,12 @@ def verify_states(layer: RecurrentShape, device: torch.device) -> None:
     error = (expected - out.cpu().double()).abs().max().item()
     if not error <= _TOLERANCE * expected.abs().max().item():
         raise RuntimeError(f"{layer}: error {error:.3g} is out of bounds")
+
+
+def _store(layer: RecurrentShape, sequences: int, device: torch.device) -> TorchStateStore:
+    """Return a store of one layer with bfloat16 rows."""
+    narrow, numbers = replace(layer, element_bytes=2), random_numbers(layer)
+    return TorchStateStore([narrow], [numbers], sequences, sequences, device)
 
 
 def _against_copies(

@@ -6,6 +6,7 @@ import torch
 from hpcdecode.attention import prefill_torch as attention_torch
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from tests.support.attention_cases import expected, make_batch, shape
+from tests.support.told import Told
 
 LENGTHS = (1, 64, 130)
 SHAPES = {
@@ -52,3 +53,18 @@ def test_skipped_queries_rows_are_left_alone():
     for got, want, skip in zip(out.split(LENGTHS), wanted, skipped_queries, strict=True):
         assert got[:skip].isnan().all()
         torch.testing.assert_close(got[skip:].double(), want[skip:], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name, s in SHAPES.items() if s.latent or s.softcap or s.sinks or s.window])
+def test_a_device_is_told_what_to_do_without_a_wait(name):
+    """On the meta device, where a mask of the host would raise; flash kernels of torch are not for it."""
+    s, n, device = SHAPES[name], 100, torch.device("meta")
+    prompts = TorchPromptAttention([s], torch.bfloat16, device)
+    rows = torch.zeros(n, s.row_columns, dtype=torch.bfloat16, device=device)
+    q, k, v = rows.split([s.q_columns, s.k_columns, s.v_columns], dim=1)
+    packed = torch.zeros(prompts.packed_bytes(0, n), dtype=torch.uint8, device=device)
+    out = torch.zeros(n, s.out_columns, dtype=torch.bfloat16, device=device)
+    sinks = torch.zeros(s.q_heads, device=device) if s.sinks else None
+    with Told() as told:
+        prompts.attend(0, [packed], [0], [n], q, k, v, out, sinks)
+    assert told.operators and not told.copies

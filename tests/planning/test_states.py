@@ -234,6 +234,4 @@ def test_commands_plan_and_simulate_them(name, checkpoint, capsys):
     assert main(["simulate", *map(str, (*machine, *rows, "--batch", 64, "--json"))]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["generated_tokens"] == 500 * 65 and found["r_busy"] > 0
-    assert main(["simulate", *map(str, (*machine, *rows, "--batch", 64, "--layout", "replicas"))]) == 2 * (
-        name != "deepseek_v3"
-    )
+    assert main(["simulate", *map(str, (*machine, *rows, "--batch", 64, "--layout", "replicas"))]) == 0

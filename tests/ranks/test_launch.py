@@ -236,22 +236,27 @@ def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * gib))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
     shape = LayerShape(kv_heads=1, k_dim=64, v_dim=64, q_heads=1, scale=1.0)  # 256 bytes a token
-    monkeypatch.setattr(attention_cuda, "capacity_for", lambda shapes, kv_dtype, nbytes, device: nbytes // 256)
+    monkeypatch.setattr(
+        attention_cuda, "block_bytes", lambda shapes, kv_dtype, block_tokens, device: 256 * block_tokens
+    )
 
-    def room(own: str, **flags) -> float:
+    def room(own: str, kv_dtype: str = "bfloat16", nbytes: int = 256, **flags) -> float:
         """GiB of the KV cache."""
         rank = Rank(rank=0, host="a", cpus=[0], gpus=["x"], role="SR", device=own, kv_device="cuda:0")
         options = EngineOptions(model="", r_device="cuda", **flags)
-        setup = SimpleNamespace(shapes_of=lambda rank: [shape], kv_dtype="bfloat16", block_tokens=64)
+        setup = SimpleNamespace(shapes_of=lambda rank: [shape], kv_dtype=kv_dtype, block_tokens=64, state_tokens=0)
         measure_room(options, Team(None, [rank]), setup)
-        return rank.kv_tokens * 256 / gib
+        return rank.kv_tokens * nbytes / gib
 
-    assert room("cuda:0") == pytest.approx(60 * 0.7) and limits == []
-    assert room("cuda:0", gpu_memory=24 * gib) == pytest.approx(14 * 0.7)
-    assert limits.pop() == pytest.approx((24 - 14 * 0.7) / 80)
-    assert room("cpu", gpu_memory=24 * gib) == pytest.approx(14 * 0.7) and limits == []
+    assert room("cuda:0") == pytest.approx(60 * 0.7, rel=1e-4) and limits == []
+    assert room("cuda:0", gpu_memory=24 * gib) == pytest.approx(14 * 0.7, rel=1e-4)
+    assert limits.pop() == pytest.approx((24 - 14 * 0.7) / 80, rel=1e-4)
+    assert room("cpu", gpu_memory=24 * gib) == pytest.approx(14 * 0.7, rel=1e-4) and limits == []
     assert room("cuda:0", gpu_memory=24 * gib, kv_memory=20 * gib) == 20
     assert limits.pop() == pytest.approx(4 / 80)
+    own = 64 + 32 + 2 * 2 + 2  # bytes of a token, which torch allocates
+    assert room("cuda:0", "k8v4", own, gpu_memory=24 * gib) == pytest.approx(14 * 0.7, rel=1e-4)
+    assert limits.pop() == pytest.approx(24 / 80)
     with pytest.raises(UserError, match="no room for a KV cache"):  # the weights alone take more
         room("cuda:0", gpu_memory=8 * gib)
 
