@@ -27,23 +27,26 @@ class AdapterProduct {
     int64_t adapters_;
 };
 
-// What is added to some rows, a panel at a time.
+// What is added to some rows, panel after panel. Several are computed together, so that a B is read in order.
 class PanelUpdate {
   public:
-    // product: The GEMM B h of one of `adapters` adapters. first, last: Of the rows.
-    PanelUpdate(const Product& product, int64_t adapters, const Update& update, int64_t first, int64_t last);
+    // product: The GEMM B h of one of `adapters` adapters. rows, own: Those that are asked for.
+    PanelUpdate(const Product& product, int64_t adapters, const Update& update, const RowRange& rows,
+                const Panels& own);
 
     bool empty() const { return rows_.empty(); }
-    void compute(int64_t panel);
 
-    // Adds what was computed to the first columns of the panel's outputs for `count` rows from `row` on.
-    void add(int64_t row, int64_t count, int columns, const Rows& outputs) const;
+    // Adds to the first columns of a panel's outputs for `count` rows from `row` on. Panels come in order.
+    void add(int64_t panel, int64_t row, int64_t count, int columns, const Rows& outputs);
 
   private:
+    void compute(int64_t panel);
+
     const Product& product_;
     const Update& update_;
     AdapterRows rows_;
-    int64_t first_, apart_;
+    int64_t first_, last_panel_, apart_;
+    Panels computed_{0, 0};
     std::vector<int64_t> places_;  // in the order of `rows_`, by row
     std::vector<char> added_;
     std::vector<std::vector<char>> memory_;  // by run
