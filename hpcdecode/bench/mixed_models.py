@@ -115,6 +115,50 @@ MIXED = {
     ),
 }
 
+WITH_EXPERTS = {  # few of the layers of models whose MLPs are experts
+    "granite-4-h-tiny": MixedModel(
+        "GraniteMoeHybridConfig",
+        {
+            "hidden_size": 1536,
+            "intermediate_size": 512,
+            "shared_intermediate_size": 1024,
+            "num_hidden_layers": 6,
+            "layer_types": ["mamba"] * 5 + ["attention"],
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "num_local_experts": 64,
+            "num_experts_per_tok": 6,
+            "mamba_n_heads": 48,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 128,
+            "position_embedding_type": "nope",
+            "attention_multiplier": 1 / 128,
+        },
+    ),
+    "deepseek-v2-lite": MixedModel(
+        "DeepseekV2Config",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 10_944,
+            "moe_intermediate_size": 1408,
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "topk_method": "greedy",
+        },
+    ),
+}
+
 
 @dataclass(frozen=True)
 class MixedShape(Shape):
@@ -172,6 +216,24 @@ def products_of(name: str) -> Shape:
     return MixedShape(hidden, 1, 1, 1, 0, vocabulary, matrices=matrices, weights=weights)
 
 
+def touched_bytes(name: str, rows: int) -> float:
+    """Return the bytes of the weights, in bfloat16, that a decode step of some rows reads, if choices are independent.
+
+    Of an embedding it reads but a row for each.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model = _made({**MIXED, **WITH_EXPERTS}[name])
+    chosen = getattr(model.config, "num_experts_per_tok", 0)
+    embedding, total = model.get_input_embeddings().weight, 0.0
+    for weight in (p for p in model.parameters() if p is not embedding):
+        stacked = weight.dim() == 3 and weight.shape[1] > 1
+        share = 1 - (1 - chosen / len(weight)) ** rows if stacked else 1.0
+        total += 2 * weight.numel() * share
+    return total
+
+
 @cache
 def mixed_shape(name: str, directory: Path) -> MixedShape:
     """Return the shape of MIXED[name], whose checkpoint is in `directory`."""
@@ -181,8 +243,11 @@ def mixed_shape(name: str, directory: Path) -> MixedShape:
 
 
 def mixed_checkpoint(work: Path, name: str) -> Path:
-    """Return the directory of MIXED[name] under `work`, with random bfloat16 weights and a tokenizer; make it once."""
-    return made(work / f"mixed-{name}", lambda folder: _write(folder, MIXED[name]))
+    """Return the directory of a model of MIXED or WITH_EXPERTS under `work`; make it once.
+
+    Its weights are random, in bfloat16, and it has a tokenizer.
+    """
+    return made(work / f"mixed-{name}", lambda folder: _write(folder, {**MIXED, **WITH_EXPERTS}[name]))
 
 
 def _made(mixed: MixedModel) -> Any:
@@ -206,5 +271,8 @@ def _write(folder: Path, mixed: MixedModel) -> None:
                 module.weight.normal_(std=module.in_features**-0.5)
             elif isinstance(module, torch.nn.Embedding):
                 module.weight.normal_()
+            elif hasattr(module, "act_fn") or hasattr(module, "top_k"):  # experts, and what chooses them
+                for weight in (p for p in module.parameters(recurse=False) if p.dim() > 1):
+                    weight.normal_(std=weight.shape[-1] ** -0.5)
     model.to(torch.bfloat16).save_pretrained(folder)
     write_tokenizer(folder, model.config.vocab_size)

@@ -53,6 +53,7 @@ def _add_bench(commands: Subcommands) -> None:
             "products",
             "prefill",
             "recurrent",
+            "steps",
             "accuracy",
             "exchange",
             "pipeline",

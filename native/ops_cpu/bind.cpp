@@ -57,7 +57,8 @@ NB_MODULE(_ops_cpu, m) {
     nb::enum_<Type>(m, "Type", "The type of numbers in memory.")
         .value("float32", Type::f32)
         .value("bfloat16", Type::bf16)
-        .value("int8", Type::i8);
+        .value("int8", Type::i8)
+        .value("int64", Type::i64);
     nb::enum_<Op>(m, "Op", "The operation of a Step.")
         .value("load", Op::load)
         .value("store", Op::store)
@@ -82,7 +83,12 @@ NB_MODULE(_ops_cpu, m) {
         .value("maximum", Op::maximum)
         .value("sum", Op::sum)
         .value("peak", Op::peak)
-        .value("rotate", Op::rotate);
+        .value("rotate", Op::rotate)
+        .value("most", Op::most)
+        .value("top", Op::top)
+        .value("pick", Op::pick)
+        .value("mark", Op::mark)
+        .value("fill", Op::fill);
 
     nb::enum_<WeightForm>(m, "WeightForm", "How packed weights hold their numbers.")
         .value("plain", WeightForm::plain)
@@ -125,7 +131,8 @@ NB_MODULE(_ops_cpu, m) {
 For a load, a is the number of a tensor and a_stride[0] its first element to read; for a store, the same of out.
 
 Args:
-    op: Operation; sum and peak reduce the last of dims and multiply by scalar.
+    op: Operation; sum, peak and most reduce the last of dims and multiply by scalar. top, pick and mark read rows
+        of a of scalar numbers. fill puts scalar where b is not 0.
     type: Type that results are rounded to; for load and store that of the tensor.
     dims: Three sizes.
     out: First float of the result.
@@ -162,7 +169,7 @@ What a block hands from stage to stage stays in cache.)")
         .def(
             "__init__",
             [](Chain* c,
-               const std::vector<std::pair<std::variant<FusedKernel, Product, AdapterProduct, AdapterSum, Attention>,
+               const std::vector<std::pair<std::variant<FusedKernel, Product, ExpertProduct, AdapterProduct, AdapterSum, Attention>,
                                            std::vector<int>>>& stages,
                int given, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& passed) {
                 std::vector<Stage> made;
@@ -175,8 +182,9 @@ What a block hands from stage to stage stays in cache.)")
 
 Args:
     stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (x, weight, adapters, h, B,
-        y) of one with an update, (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, sum) of an
-        AdapterSum, (qkv, out) of an attention, or those that the steps of a fused kernel name.
+        y) of one with an update, (x, experts, weight, y) of one of experts, (adapters, x, A, h) of an
+        AdapterProduct, (adapters, y, h, B, sum) of an AdapterSum, (qkv, out) of an attention, or those that the
+        steps of a fused kernel name.
     given: Number of tensors of a call; the passed ones are numbered after them.
     passed: For every tensor that stages hand on, the bytes of its rows, where they begin in a block's memory,
         and where it begins in a row, which several tensors may share.

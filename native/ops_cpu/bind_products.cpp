@@ -75,15 +75,6 @@ void pack_in_blocks(const std::vector<std::array<int64_t, 3>>& parts, BlockType 
                 static_cast<char*>(at(out)), threads);
 }
 
-using Place = std::pair<int64_t, int64_t>;
-
-void expert_product(const ExpertProduct& self, int64_t tokens, int64_t choices, int64_t experts, const Place& x,
-                    bool shared, int64_t weight, const Place& y, int threads) {
-    nb::gil_scoped_release unlocked;
-    const auto* chosen = static_cast<const int64_t*>(at(experts));
-    self.run({tokens, choices, chosen, rows_at(x), shared, rows_at(y)}, static_cast<const char*>(at(weight)), threads);
-}
-
 }  // namespace
 
 void bind_products(nb::module_& m) {
@@ -148,29 +139,18 @@ Raises:
     nb::class_<ExpertProduct>(m, "ExpertProduct", R"(GEMMs of rows by packed weights of experts.
 
 Every row is multiplied by the weight of the expert that was chosen for it.)")
-        .def(nb::init<const Product&, int64_t, int64_t>(), nb::arg("product"), nb::arg("experts"), nb::arg("first") = 0,
-             R"(Describe the GEMMs.
+        .def(nb::init<const Product&, int64_t, int64_t, int64_t, bool>(), nb::arg("product"), nb::arg("experts"),
+             nb::arg("first"), nb::arg("choices"), nb::arg("shared"), R"(Describe the GEMMs.
 
 Args:
     product: The GEMM of one expert.
     experts: Number of experts, whose packed weights follow on each other.
     first: Number of the first of them. Rows of others become zeros.
+    choices: Experts that are chosen for a token, each of which has a row of the result.
+    shared: A token has one row of activations for all of them, not one for each.
 
 Raises:
-    ValueError: If there are no experts, or product has several heads.)")
-        .def("run", &expert_product, nb::arg("tokens"), nb::arg("choices"), nb::arg("experts"), nb::arg("x"),
-             nb::arg("shared"), nb::arg("weight"), nb::arg("y"), nb::arg("threads"),
-             R"(Multiply the rows of some tokens.
-
-Args:
-    tokens: Number of tokens.
-    choices: Number of rows of each of them.
-    experts: Address of the expert of every row, int64 [tokens, choices].
-    x: (address, bytes from row to row) of the activations.
-    shared: x has one row for each token, not one for each choice.
-    weight: Address of the packed weights.
-    y: (address, bytes from row to row) of the result, [tokens, choices] rows.
-    threads: Number of OpenMP threads.)");
+    ValueError: If there are no experts or choices, or product has several heads.)");
 
     nb::class_<Argmax>(m, "Argmax", R"(The argmax of a GEMM's outputs for every row, without most of its sums.
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -20,7 +21,7 @@ constexpr int64_t kMostTiles = 8;    // of a block
 size_t tensors_of(const decltype(Stage::work)& work) {
     if (const auto* kernel = std::get_if<FusedKernel>(&work)) return kernel->tensors();
     if (const auto* product = std::get_if<Product>(&work)) return product->updates() ? 6 : 3;
-    if (std::holds_alternative<AdapterProduct>(work)) return 4;
+    if (std::holds_alternative<ExpertProduct>(work) || std::holds_alternative<AdapterProduct>(work)) return 4;
     return std::holds_alternative<AdapterSum>(work) ? 5 : 2;
 }
 
@@ -29,6 +30,7 @@ size_t tensors_of(const decltype(Stage::work)& work) {
 struct alignas(64) Chain::Group {
     Barrier barrier;
     int64_t block = 0;
+    std::atomic<int64_t> next{0};  // of what members take of GEMMs of experts
     char* memory = nullptr;
 };
 
@@ -67,6 +69,7 @@ class Chain::Block {
     int64_t first_, step_, count_;
     std::vector<Rows> tensors_, own_;
     size_t stage_ = 0;
+    int64_t taken_ = 0;  // where the group's `next` begins
 };
 
 Chain::Chain(std::vector<Stage> stages, int given, std::vector<Passed> passed)
@@ -82,21 +85,25 @@ Chain::Chain(std::vector<Stage> stages, int given, std::vector<Passed> passed)
             throw std::invalid_argument("chain: expected " + std::to_string(needed) + " tensors of " +
                                         std::to_string(tensors) + " for every stage");
         }
-        multiplies_ = multiplies_ || product != nullptr;
+        multiplies_ = multiplies_ || product != nullptr || experts != nullptr;
+        chooses_ = chooses_ || experts != nullptr;
         if (product != nullptr) rows = std::max(rows, product->tile_rows());
         attends_ = attends_ || attends;
     }
     least_ = multiplies_ ? kLeastTiles * rows : kLeastTokens;
-    most_ = kMostTiles * rows;
+    most_ = chooses_ ? std::numeric_limits<int32_t>::max() : kMostTiles * rows;
     for (const Passed& p : passed_) passed_bytes_ = std::max(passed_bytes_, p.at + p.bytes);
 }
 
 int Chain::groups(int64_t tokens, int threads) const {
+    if (chooses_) return 1;
     return static_cast<int>(std::clamp<int64_t>(tokens / least_, 1, threads));
 }
 
 // Returns whether every thread takes two blocks at a time, and attends to one while it multiplies for the other.
-bool Chain::pairs(int64_t tokens, int threads) const { return attends_ && tokens >= 2 * least_ * threads; }
+bool Chain::pairs(int64_t tokens, int threads) const {
+    return attends_ && !chooses_ && tokens >= 2 * least_ * threads;
+}
 
 void Chain::run(int64_t tokens, int threads, const std::vector<Rows>& given, RowAttention* attention) const {
     if (attends_ != (attention != nullptr)) throw std::invalid_argument("chain: expected attention where it has any");
@@ -195,6 +202,9 @@ void Chain::Block::run(Beside* beside) {
             low->run(count_, own_[0], own_[1], own_[2], own_[3], me_.number, me_.of);
         } else if (const auto* sum = std::get_if<AdapterSum>(&stage.work)) {
             sum->run(count_, {own_[0], own_[2], own_[3]}, own_[1], own_[4], me_.number, me_.of);
+        } else if (const auto* experts = std::get_if<ExpertProduct>(&stage.work)) {
+            const ExpertRows rows{count_, own_[1], own_[0], own_[3]};
+            taken_ = experts->run(rows, own_[2].data, me_.number, me_.of, group_.next, taken_);
         } else {
             const auto& product = std::get<Product>(stage.work);
             const char* next = chain_.next_weights(tensors_.data(), stage_, me_);

@@ -4,12 +4,15 @@
 // A chain may contain attentions, too. Then the tokens of a block are not neighbours, so that every block has long and
 // short sequences. Threads form groups, and a group takes block after block. The threads of a group divide a fused
 // kernel's tokens and a GEMM's outputs, and wait for each other after every stage.
+//
+// In a chain with GEMMs of experts all threads take all tokens at once, so that every expert's weight is read once.
 #pragma once
 #include <cstdint>
 #include <variant>
 #include <vector>
 
 #include "adapters.h"
+#include "expert_product.h"
 #include "fused_kernel.h"
 #include "product.h"
 #include "row_attention.h"
@@ -23,9 +26,10 @@ struct Attention {
 
 // tensors: Numbers of the tensors that a fused kernel names, or of
 //   (x, weight, result) of a GEMM, (x, weight, adapters, h, B, result) of one with an update,
+//   (x, experts, weight, result) of one of experts,
 //   (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, result) of an AdapterSum, (qkv, out) of an attention.
 struct Stage {
-    std::variant<FusedKernel, Product, AdapterProduct, AdapterSum, Attention> work;
+    std::variant<FusedKernel, Product, ExpertProduct, AdapterProduct, AdapterSum, Attention> work;
     std::vector<int> tensors;
 };
 
@@ -65,7 +69,7 @@ class Chain {
     std::vector<Passed> passed_;
     int64_t passed_bytes_ = 0;  // per token
     int64_t least_, most_;      // tokens of a group and of a block
-    bool multiplies_ = false, attends_ = false;
+    bool multiplies_ = false, attends_ = false, chooses_ = false;  // chooses_: has GEMMs of experts
 };
 
 }  // namespace hpcdecode::ops

@@ -34,17 +34,21 @@ struct ExpertProduct::Unit {
 // Rows by expert, each expert's in their order. Those of experts without weights are left out.
 class ExpertProduct::Sorted {
   public:
-    Sorted(const ExpertRows& rows, int64_t experts, int64_t first) : starts(experts + 1) {
-        const int64_t count = rows.tokens * rows.choices;
-        const auto mine = [&](int64_t e) { return e >= first && e < first + experts; };
+    Sorted(const ExpertRows& rows, int64_t choices, int64_t experts, int64_t first) : starts(experts + 1) {
+        const int64_t count = rows.tokens * choices;
+        const auto expert = [&](int64_t r) {
+            const char* own = rows.experts.data + r / choices * rows.experts.row_bytes;
+            return reinterpret_cast<const int64_t*>(own)[r % choices] - first;
+        };
+        const auto mine = [&](int64_t e) { return e >= 0 && e < experts; };
         for (int64_t r = 0; r < count; ++r)
-            if (mine(rows.experts[r])) ++starts[rows.experts[r] - first + 1];
+            if (mine(expert(r))) ++starts[expert(r) + 1];
         for (int64_t e = 0; e < experts; ++e) starts[e + 1] += starts[e];
         std::vector<int64_t> ends(starts.begin(), starts.end() - 1);
         order.resize(starts[experts]);
         for (int64_t r = 0; r < count; ++r) {
-            if (mine(rows.experts[r])) {
-                order[ends[rows.experts[r] - first]++] = r;
+            if (mine(expert(r))) {
+                order[ends[expert(r)]++] = r;
             } else {
                 others.push_back(r);
             }
@@ -79,55 +83,53 @@ struct ExpertProduct::Call {
     const ExpertRows& rows;
     const char* weight;
     const Sorted& sorted;
-    const std::vector<Unit>& units;
-    std::atomic<size_t> next{0};
 
     Rows weight_of(const Unit& unit) const {
         return {const_cast<char*>(weight) + unit.expert * product.product_.weight_bytes(), 0};
     }
+    char* out(int64_t r) const {
+        const int64_t choices = product.choices_;
+        return rows.out.data + r / choices * rows.out.row_bytes + r % choices * product.product_.out_bytes();
+    }
     Rows gathered(const Unit& unit) const;
 };
 
-ExpertProduct::ExpertProduct(const Product& product, int64_t experts, int64_t first)
-    : product_(product), experts_(experts), first_(first) {
+ExpertProduct::ExpertProduct(const Product& product, int64_t experts, int64_t first, int64_t choices, bool shared)
+    : product_(product), experts_(experts), first_(first), choices_(choices), shared_(shared) {
     if (experts < 1 || first < 0) throw std::invalid_argument("expert product: expected experts");
+    if (choices < 1) throw std::invalid_argument("expert product: expected a choice for every token");
     if (product.heads() != 1) throw std::invalid_argument("expert product: expected one head");
 }
 
-void ExpertProduct::run(const ExpertRows& rows, const char* weight, int threads) const {
-    const Sorted sorted(rows, experts_, first_);
-    for (const int64_t r : sorted.others) std::memset(rows.out.data + r * rows.out.row_bytes, 0, product_.out_bytes());
-    const std::vector<Unit> units = sorted.units(product_.panels(), threads);
-    if (units.empty()) return;
-    Call call{*this, rows, weight, sorted, units};
-    const auto enter = [](void* data, int, int) {
-        Call& c = *static_cast<Call*>(data);
-        c.product.take_units(c);
-    };
-    run_team(threads, static_cast<int>(std::min<size_t>(threads, units.size())), enter, &call);
-}
-
 // Takes unit after unit. The next one is known while one is computed, so that its weights can be fetched meanwhile.
-void ExpertProduct::take_units(Call& call) const {
+int64_t ExpertProduct::run(const ExpertRows& rows, const char* weight, int member, int members,
+                           std::atomic<int64_t>& next, int64_t begin) const {
+    const Sorted sorted(rows, choices_, experts_, first_);
+    const Call call{*this, rows, weight, sorted};
+    const auto others = static_cast<int64_t>(sorted.others.size());
+    for (int64_t i = share(others, member, members); i < share(others, member + 1, members); ++i)
+        std::memset(call.out(sorted.others[i]), 0, product_.out_bytes());
+    const std::vector<Unit> units = sorted.units(product_.panels(), members);
+    const auto count = static_cast<int64_t>(units.size());
     int64_t held = -1;  // the first of the rows that are gathered
     Rows gathered{};
-    for (size_t mine = call.next++, then; mine < call.units.size(); mine = then) {
-        const Unit& unit = call.units[mine];
-        then = call.next++;
-        const Unit* after = then < call.units.size() ? &call.units[then] : nullptr;
+    for (int64_t mine = next++ - begin, then; mine < count; mine = then) {
+        const Unit& unit = units[mine];
+        then = next++ - begin;
         if (held != unit.first) gathered = call.gathered(unit);
         held = unit.first;
-        multiply(call, unit, gathered, after);
+        multiply(call, unit, gathered, then < count ? &units[then] : nullptr);
     }
+    return begin + count + members;  // every member took one that there is not
 }
 
 // Returns a unit's rows of x side by side.
 Rows ExpertProduct::Call::gathered(const Unit& unit) const {
-    const int64_t bytes = product.product_.x_bytes();
+    const int64_t bytes = product.product_.x_bytes(), choices = product.choices_;
     const Rows made = row_memory(unit.count, bytes);
     for (int64_t i = 0; i < unit.count; ++i) {
-        const int64_t r = sorted.order[unit.first + i], from = rows.shared ? r / rows.choices : r;
-        std::memcpy(made.data + i * made.row_bytes, rows.x.data + from * rows.x.row_bytes, bytes);
+        const int64_t r = sorted.order[unit.first + i], inside = product.shared_ ? 0 : r % choices * bytes;
+        std::memcpy(made.data + i * made.row_bytes, rows.x.data + r / choices * rows.x.row_bytes + inside, bytes);
     }
     return made;
 }
@@ -135,15 +137,14 @@ Rows ExpertProduct::Call::gathered(const Unit& unit) const {
 void ExpertProduct::multiply(const Call& call, const Unit& unit, const Rows& gathered, const Unit* after) const {
     constexpr int64_t kApart = kPanel * sizeof(float);
     alignas(kLine) char results[kMostTileRows * kApart];
-    const Rows& out = call.rows.out;
     const int64_t* rows = call.sorted.order.data() + unit.first;
     const auto visit = [&](Tile& tile, int64_t row, int count, int64_t panel) {
         tile.out = results;
         tile.out_bytes = kApart;
         product_.multiply(tile, count);
-        char* const to = out.data + product_.first_byte(panel);
         for (int i = 0; i < count; ++i)
-            std::memcpy(to + rows[row + i] * out.row_bytes, results + i * kApart, product_.bytes(panel));
+            std::memcpy(call.out(rows[row + i]) + product_.first_byte(panel), results + i * kApart,
+                        product_.bytes(panel));
     };
     const uint32_t* next = after == nullptr ? nullptr : product_.panel(call.weight_of(*after), after->panels.first);
     product_.each_tile(unit.count, gathered, call.weight_of(unit), unit.panels, reinterpret_cast<const char*>(next),

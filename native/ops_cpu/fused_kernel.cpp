@@ -113,6 +113,11 @@ FusedKernel::FusedKernel(std::vector<Step> setup, std::vector<Step> body, int64_
 
 void FusedKernel::check(const Step& s) const {
     const auto inside = [&](const View& v, int rank) { return v.at >= 0 && extent(v, s.dims, rank) <= scratch_; };
+    const auto rows_inside = [&](const Step& by_place) {
+        const auto count = static_cast<int64_t>(by_place.scalar);
+        const bool enough = by_place.op == Op::top ? count >= by_place.dims[2] : count > 0;
+        return enough && by_place.a.at >= 0 && extent(by_place.a, by_place.dims, 2) - 1 + count <= scratch_;
+    };
     const auto tensor = [&](const View& v) { return v.at >= 0 && v.at < tensors_ && v.stride[0] >= 0; };
     const bool sane = s.dims[0] > 0 && s.dims[1] > 0 && s.dims[2] > 0;
     const View dense_out{s.out.at, {0, 0, 1}}, dense_a{s.a.at, {0, 0, 1}};
@@ -122,9 +127,11 @@ void FusedKernel::check(const Step& s) const {
     } else if (s.op == Op::store) {
         fine = fine && tensor(s.out) && inside(dense_a, 3);
     } else {
-        const bool reduces = s.op == Op::sum || s.op == Op::peak;
-        fine = fine && inside(s.a, 3) && inside(s.out, reduces ? 2 : 3) && (!s.has_b || inside(s.b, 3));
-        fine = fine && s.type != Type::i8;
+        const bool reduces = s.op == Op::sum || s.op == Op::peak || s.op == Op::most;
+        const bool by_place = s.op == Op::top || s.op == Op::pick || s.op == Op::mark;
+        fine = fine && (by_place ? rows_inside(s) : inside(s.a, 3)) && inside(s.out, reduces ? 2 : 3);
+        fine = fine && (!s.has_b || inside(s.b, 3)) && (s.has_b || (s.op != Op::pick && s.op != Op::fill));
+        fine = fine && s.type != Type::i8 && s.type != Type::i64;
         if (s.op == Op::rotate) fine = fine && rotates(s);
     }
     if (!fine) {

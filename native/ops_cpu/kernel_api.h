@@ -30,7 +30,7 @@ struct Products {
     TileKernel of[3][2];
     GateKernel silu[2], gelu_tanh[2];
     ScreenKernel screen;
-    int rows[3] = {kTileRows, kTileRows, kTileRows};  // of a tile, at most, by input type
+    int rows[4] = {kTileRows, kTileRows, kTileRows, 0};  // of a tile, at most, by input type
 };
 
 constexpr int kFloors = 3;
@@ -47,8 +47,8 @@ struct FormKernels {
 struct KernelTable {
     const char* name;
     Kernel run[static_cast<int>(Op::count)][2];  // by type of the result
-    void (*load[3])(int64_t count, const char* in, float* out);
-    void (*store[3])(int64_t count, const float* in, char* out);
+    void (*load[4])(int64_t count, const char* in, float* out);
+    void (*store[4])(int64_t count, const float* in, char* out);
     void (*add[2])(int64_t count, const char* in, char* out);  // in to out, rounded to their type
     Products products;
     FormKernels forms[kForms];

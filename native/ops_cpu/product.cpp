@@ -9,22 +9,24 @@
 namespace hpcdecode::ops {
 namespace {
 
-constexpr int kHeads[] = {1, 1, 2};       // by type: rows of a panel before the weights
+constexpr int kHeads[] = {1, 1, 2, 0};    // by type: rows of a panel before the weights
 constexpr int64_t kBlockBytes = 1 << 20;  // of rows that are multiplied by panel after panel: half of a core's cache
 
+bool is_float(Type type) { return type == Type::f32 || type == Type::bf16; }
+
 TileKernel tiles_of(Type in, Type out, const std::string& isa) {
-    return out == Type::i8 ? nullptr : kernels_for(isa).products.of[static_cast<int>(in)][static_cast<int>(out)];
+    return in == Type::i64 || !is_float(out) ? nullptr : kernels_for(isa).products.of[static_cast<int>(in)][static_cast<int>(out)];
 }
 
 GateKernel gate_of(Type out, const std::string& isa, std::optional<Op> gate) {
     const Products& products = kernels_for(isa).products;
-    if (out == Type::i8) return nullptr;
+    if (!is_float(out)) return nullptr;
     if (gate == Op::silu) return products.silu[static_cast<int>(out)];
     return gate == Op::gelu_tanh ? products.gelu_tanh[static_cast<int>(out)] : nullptr;
 }
 
 FormKernels kernels_of(Type in, Type out, const std::string& isa, WeightForm form) {
-    if (in == Type::i8 || form == WeightForm::plain) return {};
+    if (!is_float(in) || form == WeightForm::plain) return {};
     FormKernels kernels = kernels_for(isa).forms[static_cast<int>(form)];
     if (in != Type::bf16 || out != Type::bf16) kernels.direct = nullptr;
     return kernels;
@@ -38,7 +40,7 @@ int64_t words_of_panel(Type in, int64_t words, WeightForm form) {
 }  // namespace
 
 bool Product::offered(Type in, Type out, const std::string& isa, std::optional<Op> gate, WeightForm form) {
-    const bool expands = in != Type::i8 && kernels_of(in, out, isa, form).expand[static_cast<int>(in)] != nullptr;
+    const bool expands = is_float(in) && kernels_of(in, out, isa, form).expand[static_cast<int>(in)] != nullptr;
     return tiles_of(in, out, isa) != nullptr && (!gate || gate_of(out, isa, gate) != nullptr) &&
            (form == WeightForm::plain || expands);
 }
@@ -56,7 +58,7 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
       direct_rows_(kernels_of(in, out, isa, form).direct_rows),
       tiles_(tiles_of(in, out, isa)),
       direct_(kernels_of(in, out, isa, form).direct),
-      expand_(in == Type::i8 ? nullptr : kernels_of(in, out, isa, form).expand[static_cast<int>(in)]),
+      expand_(!is_float(in) ? nullptr : kernels_of(in, out, isa, form).expand[static_cast<int>(in)]),
       inputs_(words * static_cast<int64_t>(sizeof(uint32_t)) / kBytes[static_cast<int>(in)]),
       gate_(gate_of(out, isa, gate)),
       update_(std::move(update)),

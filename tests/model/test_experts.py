@@ -126,9 +126,11 @@ def test_weights_in_few_bits_have_the_results_of_the_numbers_that_they_stand_for
 def test_what_makes_no_product_is_refused():
     kind, isa = TYPES[torch.float32], packed_weights.isa()
     with pytest.raises(ValueError, match="expected one head"):
-        ExpertProduct(Product(kind, kind, 8, 32, isa, heads=2), 4)
+        ExpertProduct(Product(kind, kind, 8, 32, isa, heads=2), 4, 0, 2, True)
     with pytest.raises(ValueError, match="expected experts"):
-        ExpertProduct(Product(kind, kind, 8, 32, isa), 0)
+        ExpertProduct(Product(kind, kind, 8, 32, isa), 0, 0, 2, True)
+    with pytest.raises(ValueError, match="expected a choice for every token"):
+        ExpertProduct(Product(kind, kind, 8, 32, isa), 4, 0, 0, True)
 
 
 def bound(model) -> dict[str, set[str | None]]:

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "chain.h"
 #include "check.h"
-#include "expert_product.h"
 #include "packed_weights.h"
 
 using namespace hpcdecode::ops;
@@ -44,15 +44,17 @@ std::vector<float> packed(const std::vector<float>& weight, int64_t bytes) {
 
 void test_rows(const std::string& isa, int64_t tokens, int64_t choices, bool shared, int threads) {
     const Product one(Type::f32, Type::f32, kInputs, kOutputs, isa);
-    const ExpertProduct product(one, kExperts, kFirst);
+    const Chain product({{ExpertProduct(one, kExperts, kFirst, choices, shared), {0, 1, 2, 3}}}, 4, {});
     const std::vector<float> weight = numbers(kExperts * kOutputs * kInputs);
     std::vector<float> panels = packed(weight, one.weight_bytes());
     std::vector<float> x = numbers(tokens * (shared ? 1 : choices) * kInputs), y(tokens * choices * kOutputs, 99.0f);
     std::uniform_int_distribution<int64_t> any(0, kFirst + kExperts + 1);
     std::vector<int64_t> experts(tokens * choices);
     for (int64_t& e : experts) e = any(random_bits);
-    product.run({tokens, choices, experts.data(), rows_of(x, kInputs), shared, rows_of(y, kOutputs)},
-                reinterpret_cast<const char*>(panels.data()), threads);
+    const Rows chosen{reinterpret_cast<char*>(experts.data()), choices * static_cast<int64_t>(sizeof(int64_t))};
+    product.run(tokens, threads,
+                {rows_of(x, (shared ? 1 : choices) * kInputs), chosen, rows_of(panels, 0), rows_of(y, choices * kOutputs)},
+                nullptr);
     int64_t wrong = 0;
     for (int64_t r = 0; r < tokens * choices; ++r) {
         const int64_t e = experts[r] - kFirst;
@@ -69,15 +71,16 @@ void test_rows(const std::string& isa, int64_t tokens, int64_t choices, bool sha
 }
 
 void test_refusals(const std::string& isa) {
-    const auto refused = [&](int64_t experts, int64_t heads) {
+    const auto refused = [&](int64_t experts, int64_t heads, int64_t choices = 2) {
         try {
-            ExpertProduct(Product(Type::f32, Type::f32, 4, 32, isa, {}, WeightForm::plain, heads), experts, 0);
+            ExpertProduct(Product(Type::f32, Type::f32, 4, 32, isa, {}, WeightForm::plain, heads), experts, 0, choices,
+                          true);
         } catch (const std::invalid_argument&) {
             return true;
         }
         return false;
     };
-    CHECK(refused(0, 1) && refused(3, 2) && !refused(3, 1), "%s", isa.c_str());
+    CHECK(refused(0, 1) && refused(3, 2) && refused(3, 1, 0) && !refused(3, 1), "%s", isa.c_str());
 }
 
 }  // namespace

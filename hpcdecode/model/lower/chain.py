@@ -41,7 +41,14 @@ class Link:
         writes: Bytes that a token has in each tensor that it writes, by the tensor's name.
     """
 
-    work: _ops_cpu.FusedKernel | _ops_cpu.Product | _ops_cpu.AdapterProduct | _ops_cpu.AdapterSum | _ops_cpu.Attention
+    work: (
+        _ops_cpu.FusedKernel
+        | _ops_cpu.Product
+        | _ops_cpu.ExpertProduct
+        | _ops_cpu.AdapterProduct
+        | _ops_cpu.AdapterSum
+        | _ops_cpu.Attention
+    )
     reads: Sequence[Hashable]
     writes: Mapping[Hashable, int]
 
@@ -228,7 +235,7 @@ class ChainBuilder:
 
     def _follows(self, node: fx.Node, stage: Stage) -> bool:
         """Return True if a call of a stage can join those collected."""
-        alike = all(stage.symbol == collected.symbol for collected in self.calls.values())
+        alike = all((stage.symbol, stage.whole) == (each.symbol, each.whole) for each in self.calls.values())
         return alike and not any(n in self.waiting for n in node.all_input_nodes)
 
     def _copy(self, node: fx.Node) -> None:

@@ -9,7 +9,7 @@ from hpcdecode._ops_cpu import Op
 from hpcdecode.model.lower.instruction import Buffer, Instruction, Value
 
 COLUMNS = 512
-_OF_ALL = (Op.sum, Op.peak, Op.rotate)  # columns of a token
+_OF_ALL = (Op.sum, Op.peak, Op.most, Op.top, Op.pick, Op.mark, Op.rotate)  # columns of a token
 
 
 def in_columns(setup: Sequence[Instruction], body: list[Instruction]) -> list[Instruction]:

@@ -17,6 +17,7 @@ from hpcdecode.model.frontend.nodes import as_node, results
 from hpcdecode.model.frontend.operators import SPLITS
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.chain import chained
+from hpcdecode.model.lower.complex_numbers import without_complex
 from hpcdecode.model.lower.fuse import fuse
 from hpcdecode.model.lower.linears import Quantised, merge_projections
 from hpcdecode.model.lower.packed_weights import PRIVATE
@@ -76,6 +77,7 @@ def compile_graph(
     if device.type != "cpu":
         return compile_plain(graph)
     made = copied(graph)
+    without_complex(made)
     recipes = merge_projections(made, weights, ends=ends)
     if rows > 1:
         join_rows(made, rows)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import Argument
 
+from hpcdecode._ops_cpu import Chain as NativeChain
 from hpcdecode._ops_cpu import ExpertProduct, Op, Product
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
-from hpcdecode.model.frontend.nodes import as_int
+from hpcdecode.model.frontend.nodes import as_int, as_node
 from hpcdecode.model.lower import quantize
+from hpcdecode.model.lower.chain import Link, assemble
 from hpcdecode.model.lower.few_bits import ALL_FORMS, form_of
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.packed_weights import HALF, WORD, PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, expert_projection, gate_of
 from hpcdecode.model.lower.recipe import Form, Recipe
+from hpcdecode.model.lower.stage import Stage, TokenRows
 from hpcdecode.model.lower.weight_graph import WeightGraph
 
 
-class ExpertGemm:
+class ExpertGemm(Stage):
     """A GEMM of rows by the weights of their experts, as the target of a call in a graph.
 
     Args:
@@ -40,41 +44,38 @@ class ExpertGemm:
     __module__ = __name__
 
     def __init__(self, x: Meta, weight: Meta, y: Meta, first: int, gate: Op | None, bits: str | None):
-        self._outputs, self._dtype, self.bits = y.one_token[-1], y.dtype, bits
+        self.bits = bits
         experts, inputs = weight.one_token[0], x.one_token[-1]
-        outputs = self._outputs * (1 if gate is None else 2)
+        choices, outputs = y.one_token[-2], y.one_token[-1] * (1 if gate is None else 2)
         words = inputs * x.dtype.itemsize // WORD.itemsize
         product = Product(TYPES[x.dtype], TYPES[y.dtype], words, outputs, isa(), gate, form_of(bits))
-        self._native = ExpertProduct(product, experts, first)
         heads = 2 if x.dtype == torch.int8 else 1
         self.packed = PackedSize(outputs, ALL_FORMS[bits].words(inputs) if bits else words, heads, experts)
-        self.__name__ = f"expert_gemm_{id(self)}"
+        chosen = Meta.of(torch.int64, (*y.shape[:-1],))
+        super().__init__(
+            ExpertProduct(product, experts, first, choices, x.one_token[-2] < choices),
+            [TokenRows(x), TokenRows(chosen), TokenRows(weight)],
+            [TokenRows(y)],
+            whole=True,
+        )
 
-    def __call__(self, x: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
-        """Return [T, K, out].
+    @functools.cached_property
+    def _chain(self) -> NativeChain:
+        return assemble([Link(self.work, ("x", "experts", "weight"), {"y": 0})], ["x", "experts", "weight", "y"])
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """Return [T, K, out] by a chain of its own.
 
         Args:
-            x: Activations [T, K, in] or [T, 1, in].
-            expert: Experts of each token, int64 [T, K].
-            weight: Packed weights.
+            tensors: Activations [T, K, in] or [T, 1, in], the experts of each token, int64 [T, K], packed weights.
         """
-        tokens, choices = expert.shape
-        if x.stride(2) != 1 or (x.shape[1] > 1 and x.stride(0) != x.shape[1] * x.stride(1)):
-            x = x.contiguous()
-        expert = expert.to(torch.int64).contiguous()
-        y = torch.empty(tokens, choices, self._outputs, dtype=self._dtype)
-        apart = x.stride(0) // x.shape[1] * x.element_size()
-        self._native.run(
-            tokens,
-            choices,
-            expert.data_ptr(),
-            (x.data_ptr(), apart),
-            x.shape[1] < choices,
-            weight.data_ptr(),
-            (y.data_ptr(), self._outputs * y.element_size()),
-            torch.get_num_threads(),
-        )
-        return y
+        count = len(tensors[1])
+        rows = [layout.rows_of(x, count) for layout, x in zip(self.inputs, tensors, strict=True)]
+        (layout,) = self.outputs
+        rows.append(layout.fresh(count))
+        addresses, apart = ([of(x, step) for x, step in rows] for of in (lambda x, _: x.data_ptr(), lambda _, n: n))
+        self._chain.run(count, torch.get_num_threads(), addresses, apart)
+        return layout.shaped(rows[-1][0], count)
 
 
 class ExpertPacker:
@@ -138,7 +139,10 @@ class ExpertPacker:
         recipe = Recipe(
             self._made.sources([p.weight]), p.transposed, form, self._made.biases([p]), gemm.packed, gemm.bits
         )
-        return self._made.call(gemm, (x, p.node.args[1], self._made.input(recipe)), about)
+        chosen = as_node(p.node.args[1])
+        if tensor_meta(chosen).dtype != torch.int64:
+            chosen = self._made.call(torch.Tensor.long, (chosen,), Meta.of(torch.int64, tensor_meta(chosen).shape))
+        return self._made.call(gemm, (x, chosen, self._made.input(recipe)), about)
 
 
 def expert_gemm(p: Projection, x: Meta, y: Meta, gate: Op | None = None, bits: str | None = None) -> ExpertGemm | None:
@@ -152,6 +156,8 @@ def expert_gemm(p: Projection, x: Meta, y: Meta, gate: Op | None = None, bits: s
         bits: Form of the weights in few bits, one of ALL_FORMS, or None.
     """
     inputs = x.one_token[-1]
+    if x.token_dim != 0 or y.token_dim != 0:
+        return None
     odd = inputs * x.dtype.itemsize % WORD.itemsize or (gate is not None and y.one_token[-1] % HALF)
     if odd or x.dtype not in TYPES or y.dtype not in TYPES or (bits is not None and inputs % ALL_FORMS[bits].multiple):
         return None

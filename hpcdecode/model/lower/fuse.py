@@ -18,9 +18,10 @@ from torch import fx
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta, meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node
-from hpcdecode.model.lower.handlers import HANDLERS, VIEWS
+from hpcdecode.model.lower.handlers import FLAGS, HANDLERS, VIEWS
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.lowering import MAX_STATIC, Lowering, Unlowerable
+from hpcdecode.model.lower.places import is_places
 from hpcdecode.model.lower.stage import Stage, TokenRows
 
 aten = torch.ops.aten
@@ -99,8 +100,10 @@ def is_elementwise(node: fx.Node, plain: set[fx.Node]) -> bool:
     if node.target is operator.getitem:
         return is_elementwise(as_node(node.args[0]), plain)
     about = meta(node.args[0]) if meta(node) is None and isinstance(node.args[0], fx.Node) else meta(node)
-    inputs = [about_input for n in node.all_input_nodes if (about_input := meta(n)) is not None]
-    return about is not None and about.token_dim is not None and all(fits(m) for m in (about, *inputs))
+    inputs = [about_input for n in node.all_input_nodes if (about_input := meta(n)) is not None and not is_places(n)]
+    if about is None or about.token_dim is None or (about.dtype == torch.bool and node.target not in FLAGS):
+        return False
+    return all(fits(m) for m in (about, *inputs))
 
 
 def fits(about: Meta) -> bool:
@@ -108,7 +111,7 @@ def fits(about: Meta) -> bool:
     size = math.prod(about.one_token)
     if about.static:
         return about.dtype in TYPES and 0 < size <= MAX_STATIC
-    return about.dtype in TYPES and about.token_dim is not None and size > 0
+    return (about.dtype in TYPES or about.dtype == torch.bool) and about.token_dim is not None and size > 0
 
 
 def is_size(node: fx.Node) -> bool:

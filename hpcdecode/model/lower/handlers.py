@@ -16,7 +16,7 @@ from torch import fx
 from hpcdecode._ops_cpu import Op
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.nodes import as_node
-from hpcdecode.model.lower import quantize, views
+from hpcdecode.model.lower import complex_numbers, places, quantize, views
 from hpcdecode.model.lower.instruction import Shape, Value
 from hpcdecode.model.lower.lowering import Lowering, Unlowerable
 
@@ -132,6 +132,15 @@ def _sum_of_parts(low: Lowering, node: fx.Node, value: Value, dim: int, scale: f
     return total.reshaped(shape)
 
 
+def softmax(low: Lowering, node: fx.Node) -> Value:
+    """Handle a softmax over the last dimension: x, dim."""
+    value, (shape, narrow) = low.operand(node.args[0]), result_of(node)
+    places.require_last(node.args[0], node.args[1])
+    reduced = (*shape[:-1], 1)
+    exp = low.step(Op.exp, shape, low.step(Op.sub, shape, value, low.reduce(Op.most, value, reduced, 1.0)))
+    return low.step(Op.div, shape, exp, low.reduce(Op.sum, exp, reduced, 1.0), narrow=narrow)
+
+
 def layer_norm(low: Lowering, node: fx.Node) -> Value:
     """Handle a normalisation of the last dimension: x, [width], weight=None, bias=None, eps=1e-5."""
     x, width, weight, bias, eps = (*node.args, *(None, None, 1e-5)[len(node.args) - 2 :])[:5]
@@ -176,6 +185,8 @@ def cast(low: Lowering, node: fx.Node) -> Value:
     if set(node.kwargs) - {"dtype", "device"}:
         raise Unlowerable
     value = low.operand(node.args[0])
+    if tensor_meta(node).dtype == torch.bool and not value.flag:
+        raise Unlowerable
     if tensor_meta(node).dtype == torch.bfloat16 and not value.narrow:
         return low.step(Op.copy, value.shape, value, narrow=True)
     return value
@@ -189,6 +200,8 @@ def _number(argument: object) -> float:
 
 
 CASTS = (aten._to_copy.default, aten.type_as.default)
+INVERTED = (aten.bitwise_not.default, aten.logical_not.default)
+FLAGS = frozenset({*CASTS, *INVERTED})  # what may make flags
 VIEWS: dict[object, Handler] = {
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.reshape.default), views.view),
     **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default), views.split),
@@ -222,8 +235,17 @@ HANDLERS: dict[object, Handler] = {
     aten.mean.dim: mean_or_sum,
     aten.sum.dim_IntList: mean_or_sum,
     aten.layer_norm.default: layer_norm,
+    **dict.fromkeys((aten.softmax.int, aten._softmax.default), softmax),
+    aten.topk.default: places.topk,
+    aten.gather.default: places.gather,
+    aten.max.dim: places.largest,
+    aten.scatter.value: places.marked,
+    aten.zeros_like.default: places.zeros,
+    **dict.fromkeys(INVERTED, places.inverted),
+    aten.masked_fill.Scalar: places.filled,
     aten.cat.default: views.cat,
     operator.getitem: views.getitem,
+    complex_numbers.product_of_pairs: complex_numbers.pairs_product,
     quantize.rotated: rotated,
     quantize.token_scale: token_scale,
     quantize.to_int8: to_int8,

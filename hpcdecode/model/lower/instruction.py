@@ -12,6 +12,7 @@ from hpcdecode.model.frontend.meta import dense_strides
 
 LINE = 16  # floats of a cache line
 TYPES = {torch.float32: Type.float32, torch.bfloat16: Type.bfloat16, torch.int8: Type.int8}
+MEMORY = {**TYPES, torch.int64: Type.int64, torch.bool: Type.int8}  # of places, and of flags
 
 Shape = tuple[int, ...]
 
@@ -39,6 +40,7 @@ class Value:
         strides: Floats from one element to the next, by dimension.
         offset: Floats from the begin of the buffer to the first element.
         narrow: True if every element is a bfloat16 number.
+        flag: True if every element is 0 or 1.
     """
 
     buffer: Buffer
@@ -46,6 +48,7 @@ class Value:
     strides: Shape
     offset: int = 0
     narrow: bool = False
+    flag: bool = False
 
     @property
     def dense(self) -> bool:
@@ -76,7 +79,7 @@ class Instruction:
         out: Result, or for a store the index of the tensor written.
         a: First operand, or for a load the index of the tensor read.
         b: Second operand, or None for `scalar`.
-        scalar: Second operand if `b` is None; for a reduction its factor.
+        scalar: Second operand if `b` is None; for a reduction its factor; the width of `a` for top and pick.
         first: First element of the tensor that is loaded or stored.
     """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import fx
 
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.head_linear import head_linear
-from hpcdecode.model.frontend.meta import Meta, tensor_meta
+from hpcdecode.model.frontend.meta import Meta, meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node, results
 from hpcdecode.model.frontend.quantization.few_bits import Held
 from hpcdecode.model.frontend.rows import packed_linear
@@ -28,6 +29,7 @@ from hpcdecode.model.lower.recipe import Form, Recipe, packed_by_onednn
 from hpcdecode.model.lower.weight_graph import WeightGraph
 
 aten = torch.ops.aten
+WIDENING = (aten._to_copy.default, aten.type_as.default)
 
 
 Quantised = str | tuple[Held, ...] | None
@@ -67,6 +69,7 @@ class ProjectionMerger:
 
     def run(self) -> list[Recipe]:
         """Return the recipes of the weights that the graph takes now, in their order."""
+        self._widen()
         ExpertPacker(self._made, self._quantised).run()
         if self.weights != "int8":
             projections = {p.node: p for p in self._projections()}
@@ -84,6 +87,18 @@ class ProjectionMerger:
         for node in [n for n in self.graph.nodes if n.target is head_linear]:
             self._pack_heads(node)
         return self._made.finish()
+
+    def _widen(self) -> None:
+        """Let weights that projections take as float32, such as those of routers, be that from the start."""
+        for node in [n for n in self.graph.nodes if n.target in WIDENING and n.args[0] in self._made.recipes]:
+            about = meta(node)
+            of_linears = all(user.target is aten.linear.default and user.args[1] is node for user in node.users)
+            if about is None or about.dtype != torch.float32 or not about.static or not of_linears:
+                continue
+            own = self._made.input(replace(self._made.recipes[as_node(node.args[0])], wide=True))
+            own.meta["about"] = about
+            node.replace_all_uses_with(own)
+            self.graph.erase_node(node)
 
     def _pack_heads(self, node: fx.Node) -> None:
         """Replace a projection of each head, and a view of it, by one of packed weights, if there is one."""
@@ -105,6 +120,8 @@ class ProjectionMerger:
     def _quantised(self, p: Projection) -> str | None:
         """Return what the weight of a projection is quantised to, or None. In few bits the LM head stays as it is."""
         inputs = tensor_meta(p.x).one_token[-1]
+        if self._made.recipes[p.weight].wide:
+            return None
         if isinstance(self.weights, tuple):
             bits = self.weights[self._made.recipes[p.weight].sources[0]]
             return bits.by_column if p.transposed else bits.by_row
@@ -123,7 +140,8 @@ class ProjectionMerger:
             outputs = sum(p.width for p in group)
             words = ALL_FORMS[bits].words(inputs) if bits else inputs * itemsize // packed_weights.WORD.itemsize
             packed = PackedSize(outputs, words, 2 if int8 else 1)
-        return self._made.input(Recipe(sources, group[0].transposed, form, biases, packed, bits))
+        wide = self._made.recipes[group[0].weight].wide
+        return self._made.input(Recipe(sources, group[0].transposed, form, biases, packed, bits, wide))
 
     def _merge_gated(self, gate: Gate) -> None:
         """Replace a gate by one GEMM, if there is one."""

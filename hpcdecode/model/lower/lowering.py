@@ -17,7 +17,7 @@ from torch import fx
 from hpcdecode._ops_cpu import FusedKernel, Op, Type
 from hpcdecode.model.frontend.meta import dense_strides, tensor_meta
 from hpcdecode.model.lower.columns import in_columns
-from hpcdecode.model.lower.instruction import TYPES, Buffer, Instruction, Shape, Value, native, place
+from hpcdecode.model.lower.instruction import MEMORY, Buffer, Instruction, Shape, Value, native, place
 
 MAX_STATIC = 1 << 16  # elements of a weight that a kernel may keep in its scratch memory
 
@@ -63,14 +63,14 @@ class Lowering:
         """Let `node` be tensor number `tensor` of the call: rows of tokens, or a weight."""
         about = tensor_meta(node)
         shape = about.one_token
-        value = fresh(shape, about.dtype == torch.bfloat16)
+        value = replace(fresh(shape, about.dtype == torch.bfloat16), flag=about.dtype == torch.bool)
         steps = self.setup if about.static else self.body
-        steps.append(Instruction(Op.load, TYPES[about.dtype], (1, 1, math.prod(shape)), value, tensor))
+        steps.append(Instruction(Op.load, MEMORY[about.dtype], (1, 1, math.prod(shape)), value, tensor))
         self.values[node] = value
 
     def store(self, node: fx.Node, tensor: int) -> None:
         """Write the value of `node` to tensor number `tensor` of the call."""
-        value, kind = self.values[node], TYPES[tensor_meta(node).dtype]
+        value, kind = self.values[node], MEMORY[tensor_meta(node).dtype]
         if kind is Type.bfloat16 and not value.narrow:
             value = self.step(Op.copy, value.shape, value, narrow=True)
         value = self.packed(value)
@@ -112,7 +112,7 @@ class Lowering:
         """Append the reduction of `a` over its last dimension.
 
         Args:
-            op: Op.sum, or Op.peak for the largest magnitude.
+            op: Op.sum, Op.most for the largest, or Op.peak for the largest magnitude.
             a: Operand.
             shape: Shape of the result.
             scale: Factor of the result.
@@ -127,6 +127,62 @@ class Lowering:
         views = [replace(v, shape=(1, rows, n), strides=(0, n, 1)) for v, n in ((out, 1), (a, width))]
         self.body.append(Instruction(op, kind, (1, rows, width), views[0], views[1], None, scale))
         return out
+
+    def top(self, a: Value, count: int) -> Value:
+        """Append the search for the places of the largest elements of the last dimension, the largest first.
+
+        Args:
+            a: Operand.
+            count: Number of places.
+
+        Returns:
+            The places, whole numbers.
+        """
+        a = self.packed(a)
+        out = fresh((*a.shape[:-1], count))
+        self._by_place(Op.top, out, a)
+        return out
+
+    def pick(self, a: Value, places: Value) -> Value:
+        """Append the choice of the elements of the last dimension at some places, and return them.
+
+        Args:
+            a: Operand.
+            places: Whole numbers. All dimensions but the last are those of `a`.
+        """
+        a, places = self.packed(a), self.packed(places)
+        out = fresh(places.shape, a.narrow)
+        self._by_place(Op.pick, out, a, places)
+        return out
+
+    def mark(self, places: Value, shape: Shape) -> Value:
+        """Append what is 1 at some places of the last dimension, and 0 elsewhere, and return it.
+
+        Args:
+            places: Whole numbers.
+            shape: Shape of the result, of which all dimensions but the last are those of `places`.
+        """
+        out, places = replace(fresh(shape), flag=True), self.packed(places)
+        self._by_place(Op.mark, out, places)
+        return out
+
+    def fill(self, a: Value, flags: Value, number: float) -> Value:
+        """Append what is `number` where a flag is set, and `a` elsewhere, and return it."""
+        out = fresh(a.shape)
+        a, flags = (self.packed(broadcast(v, a.shape)) for v in (a, flags))
+        rows = (1, 1, math.prod(a.shape))
+        views = [replace(v, shape=rows, strides=(0, 0, 1)) for v in (out, a, flags)]
+        self.body.append(Instruction(Op.fill, Type.float32, rows, views[0], views[1], views[2], number))
+        return out
+
+    def _by_place(self, op: Op, out: Value, a: Value, places: Value | None = None) -> None:
+        rows, count, width = math.prod(out.shape[:-1]), out.shape[-1], a.shape[-1]
+        views = [
+            replace(v, shape=(1, rows, n), strides=(0, n, 1))
+            for v, n in ((out, count), (a, width), *([] if places is None else [(places, count)]))
+        ]
+        dims, given = (1, rows, count), views[2] if places is not None else None
+        self.body.append(Instruction(op, Type.float32, dims, views[0], views[1], given, float(width)))
 
     def rotate(self, a: Value, runs: int, size: int) -> Value:
         """Append the product of every runs * size elements of `a` with an orthogonal matrix.
@@ -147,7 +203,7 @@ class Lowering:
 
     def packed(self, value: Value) -> Value:
         """Return the value if it is dense, else a dense copy."""
-        return value if value.dense else self.step(Op.copy, value.shape, value, narrow=False)
+        return value if value.dense else replace(self.step(Op.copy, value.shape, value, narrow=False), flag=value.flag)
 
     def finish(self, isa: str, tensors: int) -> FusedKernel:
         """Return the native kernel of the steps.

@@ -57,6 +57,7 @@ class Recipe:
         bits: Form in few bits of a packed weight, one of few_bits.ALL_FORMS, or None.
         parts: Of B of adapters (LoRA): outputs and rank of every projection that it updates; rank 0 for those that it
             leaves as they are, which have no source.
+        wide: True if the sources become float32.
     """
 
     sources: tuple[int, ...]
@@ -66,6 +67,7 @@ class Recipe:
     packed: PackedSize | None = None
     bits: str | None = None
     parts: tuple[tuple[int, int], ...] = ()
+    wide: bool = False
 
 
 def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE) -> Tensor | Stack:
@@ -94,6 +96,7 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
 def _parts(recipe: Recipe, read: ReadWeight) -> list[Tensor]:
     """Return the parts [out_i, in] of a recipe's weight."""
     parts = [as_tensor(read(i, True) if recipe.bits in BLOCKS else read(i)) for i in recipe.sources]
+    parts = [part.float() for part in parts] if recipe.wide else parts
     return [part.t() for part in parts] if recipe.transposed else parts
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpcdecode._ops_cpu import AdapterProduct, AdapterSum, FusedKernel, Product
+from hpcdecode._ops_cpu import AdapterProduct, AdapterSum, ExpertProduct, FusedKernel, Product
 from hpcdecode.model.frontend.meta import Meta, dense_strides
 from hpcdecode.model.frontend.rows import padded
 
@@ -22,11 +22,13 @@ class Stage:
         work: The native object.
         inputs: Tensors that it reads, in the order of its arguments.
         outputs: Tensors that it returns.
+        whole: Whether all tokens of a call go through it at once. Others take a block of tokens at a time.
     """
 
-    work: FusedKernel | Product | AdapterProduct | AdapterSum
+    work: FusedKernel | Product | ExpertProduct | AdapterProduct | AdapterSum
     inputs: Sequence[TokenRows]
     outputs: Sequence[TokenRows]
+    whole: bool = False
 
     def __post_init__(self) -> None:
         self.__name__ = type(self.work).__name__.lower()

@@ -2,7 +2,7 @@
 
 Threads take blocks of tokens through all layers, attention and recurrent states included, each at its own pace. So none
 waits for another, and the attention of one thread, which is bound by memory, meets the GEMMs of others, which are not.
-Every slice between two attentions or states must be a single chain.
+Every slice between two attentions or states must be chains alone.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hpcdecode.model.lower.stage import TokenRows
 from hpcdecode.model.run.split_model import SplitModel
 
 aten = torch.ops.aten
-VIEWS = (aten.view.default, aten.reshape.default, aten.unsqueeze.default)
+VIEWS = (aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.view_as_real.default)
 MAX_UNEVEN = 1.25  # the most that a thread's sequences may hold of the mean
 LAYER_BYTES = 1 << 20  # what a thread reads while layers that are called one by one cost more than a fused step
 
 
 class Unfusable(Exception):
-    """A slice is more than a chain."""
+    """A slice is more than chains."""
 
 
 class Name(NamedTuple):
@@ -51,6 +51,13 @@ class Name(NamedTuple):
 
 
 QKV = Name("qkv")  # of slice 0
+
+
+class NamedRows(NamedTuple):
+    """The name of a result of a slice, and the layout of its rows."""
+
+    name: Name
+    rows: TokenRows
 
 
 class StepLinks:
@@ -88,7 +95,7 @@ class FusedStep:
         native: The native chain.
 
     Raises:
-        Unfusable: If a slice between two attentions is more than a chain.
+        Unfusable: If a slice between two attentions is more than chains.
     """
 
     def __init__(self, model: SplitModel, kv_cache: StepKvCache):
@@ -168,16 +175,15 @@ class MiddleSlice:
     """A slice between two attentions, as links of a chain.
 
     Raises:
-        Unfusable: If it is more than a chain.
+        Unfusable: If it is more than chains.
     """
 
     def __init__(self, model: SplitModel, i: int):
         self.i, self.slice = i, model.split.slices[i]
         graph, weights = model.graph(i), model.weights(i)
-        chains = [(n, n.target) for n in graph.nodes if isinstance(n.target, Chain)]
-        if len(chains) != 1 or not all(isinstance(w, Tensor) for w in weights):
+        self.chains = {n: n.target for n in graph.nodes if isinstance(n.target, Chain)}
+        if not self.chains or not all(isinstance(w, Tensor) for w in weights):
             raise Unfusable
-        ((self.call, self.chain),) = chains
         self.inputs = [n for n in graph.nodes if n.op == "placeholder"]
         self.weights = [as_tensor(w).contiguous() for w in weights]
         self.results = results(graph)
@@ -199,24 +205,23 @@ class MiddleSlice:
         step.weights.update(zip(own, self.weights, strict=True))
         taken = [context[j] for j in self.slice.take]
         inputs = dict(zip(self.inputs, [o, *taken, *own], strict=True))
-        inside: dict[object, Name] = {}
-        for inner, argument in zip(self.chain.given, self.call.args, strict=True):
-            node = self._seen_through(as_node(argument))
-            inside[inner] = inputs[node]
-            if inputs[node].kind == "context":
-                step.rows[inputs[node]] = TokenRows(tensor_meta(node))
-        for link in self.chain.links:
-            reads = [inside[name] if name in inside else self._result(name) for name in link.reads]
-            step.links.append(Link(link.work, reads, {self._result(name): n for name, n in link.writes.items()}))
+        for call, chain in self.chains.items():
+            inside: dict[object, Name] = {}
+            for inner, argument in zip(chain.given, call.args, strict=True):
+                node = self._seen_through(as_node(argument))
+                inside[inner] = inputs[node] if node in inputs else self._output(node).name
+                if inside[inner].kind == "context":
+                    step.rows[inside[inner]] = TokenRows(tensor_meta(node))
+            for link in chain.links:
+                reads = [inside[name] if name in inside else self._result(name) for name in link.reads]
+                step.links.append(Link(link.work, reads, {self._result(name): n for name, n in link.writes.items()}))
         new = [inputs[n] if n in inputs else self._handed_on(step, n) for n in self.results[self.row_count :]]
         after = [context[j] if j >= 0 else new[~j] for j in self.slice.give]
         return self._joined(step), after
 
     def _handed_on(self, step: StepLinks, node: fx.Node) -> Name:
         """Return the name of a result that is part of the context, and note its layout."""
-        at = self._output(node)
-        name = self._result(self.chain.made[at])
-        step.rows[name] = self.chain.outputs[at]
+        name, step.rows[name] = self._output(node)
         return name
 
     def _result(self, name: object) -> Name:
@@ -225,23 +230,22 @@ class MiddleSlice:
         return Name("result", self.i, name)
 
     def _seen_through(self, node: fx.Node) -> fx.Node:
-        """Return the input of which `node` is a view with the same rows."""
+        """Return the input, or the result of a chain, of which `node` is a view with the same rows."""
         while node.target in VIEWS:
             viewed = as_node(node.args[0])
             before, about = meta(viewed), meta(node)
             if before is None or about is None or not (TokenRows(before).leads and TokenRows(about).leads):
                 raise Unfusable
             node = viewed
-        if node not in self.inputs:
-            raise Unfusable
         return node
 
-    def _output(self, node: fx.Node) -> int:
-        """Return which result of the chain a node is."""
+    def _output(self, node: fx.Node) -> NamedRows:
+        """Return the name and the layout of a result of a chain that is a node."""
         call, number = source(node)
-        if call is not self.call:
+        if call not in self.chains:
             raise Unfusable
-        return number
+        chain = self.chains[call]
+        return NamedRows(self._result(chain.made[number]), chain.outputs[number])
 
     def _joined(self, step: StepLinks) -> Name:
         """Return the name of the rows that the first results make up, from first to last.
@@ -251,7 +255,7 @@ class MiddleSlice:
         columns: dict[fx.Node, int] = {}  # of each result so far
         for part in self.results[: self.row_count]:
             if part.target is not aten.narrow.default:
-                columns[part] = self.chain.outputs[self._output(part)].elements
+                columns[part] = self._output(part).rows.elements
                 continue
             whole, begin = as_node(part.args[0]), columns.get(as_node(part.args[0]), 0)
             if part.args[1:3] != (1, begin) or (begin and whole is not list(columns)[-1]):
@@ -261,12 +265,11 @@ class MiddleSlice:
         begins: dict[Hashable, int] = {}
         size = 0
         for node, width in columns.items():
-            at = self._output(node)
-            layout = self.chain.outputs[at]
+            name, layout = self._output(node)
             if layout.elements != width or size % layout.dtype.itemsize:
                 raise Unfusable
-            parts.append(self._result(self.chain.made[at]))
-            begins[parts[-1]] = size
+            parts.append(name)
+            begins[name] = size
             size += layout.bytes
         if size != self.row_bytes:
             raise Unfusable

@@ -83,6 +83,8 @@ inline float peak_of(const float* a, int64_t n) {
     return folded(lanes, maximum_f);
 }
 
+inline float most_of(const float* a, int64_t n) { return largest(n, a); }
+
 template <class R, float (*f)(const float*, int64_t)>
 void reduce(const Step& s, float* scratch) {
     EACH_ROW(s) scratch[row_of(s.out, i, j)] = R::round(f(scratch + row_of(s.a, i, j), s.dims[2]) * s.scalar);
@@ -97,6 +99,60 @@ void rotate(const Step& s, float* scratch) {
     EACH_ROW(s) {
         float* out = scratch + row_of(s.out, i, j);
         for (int64_t k = 0; k < s.dims[2]; ++k) out[k] = R::round(out[k]);
+    }
+}
+
+// Of numbers that are not comparable, the first that are left are taken.
+inline void top(const Step& s, float* scratch) {
+    const auto n = static_cast<int64_t>(s.scalar);
+    EACH_ROW(s) {
+        const float* a = scratch + row_of(s.a, i, j);
+        float* out = scratch + row_of(s.out, i, j);
+        for (int64_t k = 0; k < s.dims[2]; ++k) {
+            int64_t best = -1;
+            for (int64_t c = 0; c < n; ++c) {
+                if (best >= 0 && !(a[c] > a[best])) continue;
+                bool taken = false;
+                for (int64_t t = 0; t < k && !taken; ++t) taken = out[t] == static_cast<float>(c);
+                if (!taken) best = c;
+            }
+            out[k] = static_cast<float>(best);
+        }
+    }
+}
+
+template <class R>
+void pick(const Step& s, float* scratch) {
+    const auto last = static_cast<int64_t>(s.scalar) - 1;
+    EACH_ROW(s) {
+        const float* a = scratch + row_of(s.a, i, j);
+        const float* places = scratch + row_of(s.b, i, j);
+        float* out = scratch + row_of(s.out, i, j);
+        for (int64_t k = 0; k < s.dims[2]; ++k) {
+            const auto place = static_cast<int64_t>(places[k * s.b.stride[2]]);
+            out[k] = R::round(a[place < 0 ? 0 : place > last ? last : place]);
+        }
+    }
+}
+
+inline void mark(const Step& s, float* scratch) {
+    const auto count = static_cast<int64_t>(s.scalar);
+    EACH_ROW(s) {
+        const float* places = scratch + row_of(s.a, i, j);
+        float* out = scratch + row_of(s.out, i, j);
+        for (int64_t k = 0; k < s.dims[2]; ++k) out[k] = 0.0f;
+        for (int64_t c = 0; c < count; ++c)
+            if (places[c] >= 0 && places[c] < static_cast<float>(s.dims[2])) out[static_cast<int64_t>(places[c])] = 1.0f;
+    }
+}
+
+inline void fill(const Step& s, float* scratch) {
+    EACH_ROW(s) {
+        const float* a = scratch + row_of(s.a, i, j);
+        const float* b = scratch + row_of(s.b, i, j);
+        float* out = scratch + row_of(s.out, i, j);
+        for (int64_t k = 0; k < s.dims[2]; ++k)
+            out[k] = b[k * s.b.stride[2]] != 0 ? s.scalar : a[k * s.a.stride[2]];
     }
 }
 
@@ -141,6 +197,17 @@ inline void add_bf16(int64_t n, const char* in, char* out) {
         y[k] = static_cast<uint16_t>(bits<uint32_t>(round_bf16(from_bf16(y[k]) + from_bf16(x[k]))) >> 16);
 }
 
+inline void load_i64(int64_t n, const char* in, float* __restrict out) {
+    const auto* __restrict x = reinterpret_cast<const int64_t*>(in);
+    for (int64_t k = 0; k < n; ++k) out[k] = static_cast<float>(x[k]);
+}
+
+// Of whole numbers.
+inline void store_i64(int64_t n, const float* __restrict in, char* out) {
+    auto* __restrict x = reinterpret_cast<int64_t*>(out);
+    for (int64_t k = 0; k < n; ++k) x[k] = static_cast<int64_t>(in[k]);
+}
+
 inline float neg_f(float x) { return -x; }
 inline float sqrt_f(float x) { return std::sqrt(x); }
 inline float rsqrt_f(float x) { return 1.0f / std::sqrt(x); }
@@ -183,9 +250,14 @@ constexpr KernelTable make_table(const char* name, Products products = {}, Forms
              BINARY(maximum_f),
              {reduce<Float, sum_of>, reduce<Bfloat, sum_of>},
              {reduce<Float, peak_of>, reduce<Bfloat, peak_of>},
-             {rotate<Float>, rotate<Bfloat>}},
-            {load_f32, load_bf16, load_i8},
-            {store_f32, store_bf16, store_i8},
+             {rotate<Float>, rotate<Bfloat>},
+             {reduce<Float, most_of>, reduce<Bfloat, most_of>},
+             {top, top},
+             {pick<Float>, pick<Bfloat>},
+             {mark, mark},
+             {fill, fill}},
+            {load_f32, load_bf16, load_i8, load_i64},
+            {store_f32, store_bf16, store_i8, store_i64},
             {add_f32, add_bf16},
             products,
             {FormKernels{}, forms...},
