@@ -22,6 +22,7 @@ from hpcdecode.model.lower.fuse import fuse
 from hpcdecode.model.lower.linears import Quantised, merge_projections
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.lower.recipe import ReadWeight, Recipe, make_weight
+from hpcdecode.model.lower.stage import Stage
 from hpcdecode.system.kept import directory
 from hpcdecode.system.shared_memory import WeightMemory
 
@@ -83,6 +84,7 @@ def compile_graph(
         join_rows(made, rows)
     if rows:
         copy_views(made, rows)
+    copy_columns(made)
     fused = chained(fuse(made))
     for node in fused.nodes:
         if node.target in ROUNDING:
@@ -135,6 +137,17 @@ def copy_views(graph: fx.Graph, rows: int) -> None:
             copies[node] = graph.call_function(aten.clone.default, (node,))
             copies[node].meta["about"] = Meta.of(about.dtype, about.shape)
     graph.output_node().args = (tuple(copies.get(n, n) for n in made),)
+
+
+def copy_columns(graph: fx.Graph) -> None:
+    """Let what GEMMs read be whole rows: columns of another tensor are copied by a kernel, as part of a chain."""
+    for node in [n for n in graph.nodes if isinstance(n.target, Stage) and is_part(as_node(n.args[0]))]:
+        x = as_node(node.args[0])
+        about = tensor_meta(x)
+        with graph.inserting_before(node):
+            copy = graph.call_function(aten.clone.default, (x,))
+        copy.meta["about"] = Meta.of(about.dtype, about.shape)
+        node.update_arg(0, copy)
 
 
 def is_part(node: fx.Node) -> bool:

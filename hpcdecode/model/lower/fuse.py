@@ -222,14 +222,18 @@ def rebuild(graph: fx.Graph, levels: dict[fx.Node, int], kernels: list[Kernel], 
         for node in light:
             if node not in new and all(n in new for n in node.all_input_nodes):
                 copy(node)
-        for node in here:
-            if not is_light(node, plain):
-                copy(node)
+        for node in sorted((n for n in here if not is_light(n, plain)), key=takes_all):
+            copy(node)
     made.output(fx.map_arg(graph.output_node().args[0], new.__getitem__))
     for node in reversed(made.nodes):
         if node.op == "call_function" and not node.users:
             made.erase_node(node)
     return made
+
+
+def takes_all(node: fx.Node) -> bool:
+    """Return True if the node is a stage that all tokens go through at once: such ones follow on each other."""
+    return isinstance(node.target, Stage) and node.target.whole
 
 
 def call_kernel(graph: fx.Graph, kernel: Kernel, new: dict[fx.Node, fx.Node]) -> None:

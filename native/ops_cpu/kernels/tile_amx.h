@@ -59,17 +59,29 @@ struct QuadProducts {
     }
 };
 
-// Words of a panel, as they lie there. The processor fetches them ahead by itself: prefetches would take line buffers
-// from the loads of tiles.
+// Words of a panel, as they lie there. Few rows wait for them, so they are fetched ahead, those of the next panel
+// included. For many the processor does that by itself: prefetches would take line buffers from the loads of tiles.
 template <class Products>
 class PlainWords {
   public:
-    PlainWords(const Tile& t, const Strips&) : weights_(t.panel + Products::kHeads * kPanel) {}
-    const uint32_t* first_use(int64_t word) const { return weights_ + word * kPanel; }
-    const uint32_t* again(int64_t word) const { return first_use(word); }
+    PlainWords(const Tile& t, const Strips& strips)
+        : weights_(t.panel + Products::kHeads * kPanel), fetches_(strips.count <= 2) {}
+
+    const uint32_t* first_use(int64_t word) const {
+        const uint32_t* const at = again(word);
+        if (fetches_)
+            for (int line = 0; line < kLinesOfStep; ++line)
+                __builtin_prefetch(reinterpret_cast<const char*>(at) + kAheadBytes + line * kLine, 0, 2);
+        return at;
+    }
+    const uint32_t* again(int64_t word) const { return weights_ + word * kPanel; }
 
   private:
+    static constexpr int64_t kAheadBytes = 8 << 10;
+    static constexpr int kLinesOfStep = kSide * kPanel * static_cast<int>(kWordBytes) / static_cast<int>(kLine);
+
     const uint32_t* weights_;
+    bool fetches_;
 };
 
 // Words of a panel in few bits. Each step is expanded at its first use, while those before are multiplied, and kept if
