@@ -12,6 +12,8 @@ class Type(enum.Enum):
 
     int8 = 2
 
+    int64 = 3
+
 class Op(enum.Enum):
     """The operation of a Step."""
 
@@ -62,6 +64,16 @@ class Op(enum.Enum):
     peak = 22
 
     rotate = 23
+
+    most = 24
+
+    top = 25
+
+    pick = 26
+
+    mark = 27
+
+    fill = 28
 
 class WeightForm(enum.Enum):
     """How packed weights hold their numbers."""
@@ -122,7 +134,8 @@ class Step:
         For a load, a is the number of a tensor and a_stride[0] its first element to read; for a store, the same of out.
 
         Args:
-            op: Operation; sum and peak reduce the last of dims and multiply by scalar.
+            op: Operation; sum, peak and most reduce the last of dims and multiply by scalar. top, pick and mark read
+                rows of a of scalar numbers. fill puts scalar where b is not 0.
             type: Type that results are rounded to; for load and store that of the tensor.
             dims: Three sizes.
             out: First float of the result.
@@ -232,40 +245,18 @@ class ExpertProduct:
     Every row is multiplied by the weight of the expert that was chosen for it.
     """
 
-    def __init__(self, product: Product, experts: int, first: int = 0) -> None:
+    def __init__(self, product: Product, experts: int, first: int, choices: int, shared: bool) -> None:
         """Describe the GEMMs.
 
         Args:
             product: The GEMM of one expert.
             experts: Number of experts, whose packed weights follow on each other.
             first: Number of the first of them. Rows of others become zeros.
+            choices: Experts that are chosen for a token, each of which has a row of the result.
+            shared: A token has one row of activations for all of them, not one for each.
 
         Raises:
-            ValueError: If there are no experts, or product has several heads.
-        """
-
-    def run(
-        self,
-        tokens: int,
-        choices: int,
-        experts: int,
-        x: tuple[int, int],
-        shared: bool,
-        weight: int,
-        y: tuple[int, int],
-        threads: int,
-    ) -> None:
-        """Multiply the rows of some tokens.
-
-        Args:
-            tokens: Number of tokens.
-            choices: Number of rows of each of them.
-            experts: Address of the expert of every row, int64 [tokens, choices].
-            x: (address, bytes from row to row) of the activations.
-            shared: x has one row for each token, not one for each choice.
-            weight: Address of the packed weights.
-            y: (address, bytes from row to row) of the result, [tokens, choices] rows.
-            threads: Number of OpenMP threads.
+            ValueError: If there are no experts or choices, or product has several heads.
         """
 
 class Argmax:

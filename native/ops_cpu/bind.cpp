@@ -131,8 +131,8 @@ NB_MODULE(_ops_cpu, m) {
 For a load, a is the number of a tensor and a_stride[0] its first element to read; for a store, the same of out.
 
 Args:
-    op: Operation; sum, peak and most reduce the last of dims and multiply by scalar. top, pick and mark read rows
-        of a of scalar numbers. fill puts scalar where b is not 0.
+    op: Operation; sum, peak and most reduce the last of dims and multiply by scalar. top, pick and mark read
+        rows of a of scalar numbers. fill puts scalar where b is not 0.
     type: Type that results are rounded to; for load and store that of the tensor.
     dims: Three sizes.
     out: First float of the result.

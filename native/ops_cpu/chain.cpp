@@ -101,9 +101,7 @@ int Chain::groups(int64_t tokens, int threads) const {
 }
 
 // Returns whether every thread takes two blocks at a time, and attends to one while it multiplies for the other.
-bool Chain::pairs(int64_t tokens, int threads) const {
-    return attends_ && !chooses_ && tokens >= 2 * least_ * threads;
-}
+bool Chain::pairs(int64_t tokens, int threads) const { return attends_ && !chooses_ && tokens >= 2 * least_ * threads; }
 
 void Chain::run(int64_t tokens, int threads, const std::vector<Rows>& given, RowAttention* attention) const {
     if (attends_ != (attention != nullptr)) throw std::invalid_argument("chain: expected attention where it has any");

@@ -67,8 +67,8 @@ class Chain {
     std::vector<Stage> stages_;
     int given_;
     std::vector<Passed> passed_;
-    int64_t passed_bytes_ = 0;  // per token
-    int64_t least_, most_;      // tokens of a group and of a block
+    int64_t passed_bytes_ = 0;                                     // per token
+    int64_t least_, most_;                                         // tokens of a group and of a block
     bool multiplies_ = false, attends_ = false, chooses_ = false;  // chooses_: has GEMMs of experts
 };
 

@@ -12,7 +12,7 @@ namespace hpcdecode::ops {
 
 enum class Type : int { f32, bf16, i8, i64 };  // i8, i64: of memory only
 constexpr int64_t kBytes[] = {4, 2, 1, 8};     // by type
-constexpr int64_t kLine = 64;             // bytes of a cache line
+constexpr int64_t kLine = 64;                  // bytes of a cache line
 
 enum class Op : int {
     // clang-format off
@@ -31,11 +31,10 @@ struct View {
 // out[i][j][k] = op(a[i][j][k], b[i][j][k] or scalar). `sum` and `peak` (the largest magnitude) reduce k and multiply
 // by `scalar`, as `most` does, which finds the largest. `rotate` multiplies j and k, dense numbers, by a Hartley and a
 // Hadamard matrix and by `scalar`. `top` writes the places of the largest k of a row of a, which has `scalar` dense
-// numbers: the largest first, of equal ones the first. `pick` writes the numbers of such a row at the places b[i][j][k].
-// `mark` writes 1 where k is among the `scalar` places of a row of a, else 0. `fill` writes `scalar` where b is not 0, else
-// a.
-// A load reads dims[2] elements of the token's row in tensor a.at, from element a.stride[0] on; a store writes to tensor
-// out.at in the same way.
+// numbers: the largest first, of equal ones the first. `pick` writes the numbers of such a row at the places
+// b[i][j][k]. `mark` writes 1 where k is among the `scalar` places of a row of a, else 0. `fill` writes `scalar` where
+// b is not 0, else a. A load reads dims[2] elements of the token's row in tensor a.at, from element a.stride[0] on; a
+// store writes to tensor out.at in the same way.
 struct Step {
     Op op;
     Type type;  // of the result: it is rounded to it; of the memory for load and store

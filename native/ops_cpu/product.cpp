@@ -15,7 +15,9 @@ constexpr int64_t kBlockBytes = 1 << 20;  // of rows that are multiplied by pane
 bool is_float(Type type) { return type == Type::f32 || type == Type::bf16; }
 
 TileKernel tiles_of(Type in, Type out, const std::string& isa) {
-    return in == Type::i64 || !is_float(out) ? nullptr : kernels_for(isa).products.of[static_cast<int>(in)][static_cast<int>(out)];
+    return in == Type::i64 || !is_float(out)
+               ? nullptr
+               : kernels_for(isa).products.of[static_cast<int>(in)][static_cast<int>(out)];
 }
 
 GateKernel gate_of(Type out, const std::string& isa, std::optional<Op> gate) {

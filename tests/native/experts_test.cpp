@@ -52,9 +52,10 @@ void test_rows(const std::string& isa, int64_t tokens, int64_t choices, bool sha
     std::vector<int64_t> experts(tokens * choices);
     for (int64_t& e : experts) e = any(random_bits);
     const Rows chosen{reinterpret_cast<char*>(experts.data()), choices * static_cast<int64_t>(sizeof(int64_t))};
-    product.run(tokens, threads,
-                {rows_of(x, (shared ? 1 : choices) * kInputs), chosen, rows_of(panels, 0), rows_of(y, choices * kOutputs)},
-                nullptr);
+    product.run(
+        tokens, threads,
+        {rows_of(x, (shared ? 1 : choices) * kInputs), chosen, rows_of(panels, 0), rows_of(y, choices * kOutputs)},
+        nullptr);
     int64_t wrong = 0;
     for (int64_t r = 0; r < tokens * choices; ++r) {
         const int64_t e = experts[r] - kFirst;

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.elementwise import ROUNDING, steady
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
-from hpcdecode.model.frontend.nodes import as_node, results
+from hpcdecode.model.frontend.nodes import as_node, as_nodes, results
 from hpcdecode.model.frontend.operators import SPLITS
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.chain import chained
@@ -140,14 +140,26 @@ def copy_views(graph: fx.Graph, rows: int) -> None:
 
 
 def copy_columns(graph: fx.Graph) -> None:
-    """Let what GEMMs read be whole rows: columns of another tensor are copied by a kernel, as part of a chain."""
-    for node in [n for n in graph.nodes if isinstance(n.target, Stage) and is_part(as_node(n.args[0]))]:
-        x = as_node(node.args[0])
-        about = tensor_meta(x)
-        with graph.inserting_before(node):
-            copy = graph.call_function(aten.clone.default, (x,))
-        copy.meta["about"] = Meta.of(about.dtype, about.shape)
-        node.update_arg(0, copy)
+    """Let GEMMs, and what joins tensors, read no columns of another tensor: a kernel copies these, as part of a chain.
+
+    Where one kernel takes the columns and joins them, nothing is copied for it.
+    """
+    for node in list(graph.nodes):
+        if isinstance(node.target, Stage):
+            node.update_arg(0, _copied_columns(graph, node, as_node(node.args[0])))
+        elif node.target is aten.cat.default:
+            node.update_arg(0, [_copied_columns(graph, node, part) for part in as_nodes(node.args[0])])
+
+
+def _copied_columns(graph: fx.Graph, reader: fx.Node, node: fx.Node) -> fx.Node:
+    """Return a copy of a node that is a view of columns, made before its reader, or else the node."""
+    if not is_part(node):
+        return node
+    about = tensor_meta(node)
+    with graph.inserting_before(reader):
+        copy = graph.call_function(aten.clone.default, (node,))
+    copy.meta["about"] = Meta.of(about.dtype, about.shape)
+    return copy
 
 
 def is_part(node: fx.Node) -> bool:

@@ -33,7 +33,8 @@ def is_places(node: fx.Node) -> bool:
 
 def topk(low: Lowering, node: fx.Node) -> list[Value]:
     """Handle the largest elements of the last dimension, and their places: x, k, dim=-1, largest=True, sorted=True."""
-    x, count, dim, largest, _ = (*node.args, *(-1, True, True)[len(node.args) - 2 :])
+    given: list[Argument] = [*node.args, *(-1, True, True)[len(node.args) - 2 :]]
+    x, count, dim, largest, _ = given
     if not largest or set(node.kwargs) - {"sorted"}:
         raise Unlowerable
     require_last(x, dim)

@@ -142,7 +142,8 @@ inline void mark(const Step& s, float* scratch) {
         float* out = scratch + row_of(s.out, i, j);
         for (int64_t k = 0; k < s.dims[2]; ++k) out[k] = 0.0f;
         for (int64_t c = 0; c < count; ++c)
-            if (places[c] >= 0 && places[c] < static_cast<float>(s.dims[2])) out[static_cast<int64_t>(places[c])] = 1.0f;
+            if (places[c] >= 0 && places[c] < static_cast<float>(s.dims[2]))
+                out[static_cast<int64_t>(places[c])] = 1.0f;
     }
 }
 
@@ -151,8 +152,7 @@ inline void fill(const Step& s, float* scratch) {
         const float* a = scratch + row_of(s.a, i, j);
         const float* b = scratch + row_of(s.b, i, j);
         float* out = scratch + row_of(s.out, i, j);
-        for (int64_t k = 0; k < s.dims[2]; ++k)
-            out[k] = b[k * s.b.stride[2]] != 0 ? s.scalar : a[k * s.a.stride[2]];
+        for (int64_t k = 0; k < s.dims[2]; ++k) out[k] = b[k * s.b.stride[2]] != 0 ? s.scalar : a[k * s.a.stride[2]];
     }
 }
 
