@@ -374,7 +374,9 @@ class Chain:
 
     def __init__(
         self,
-        stages: Sequence[tuple[FusedKernel | Product | AdapterProduct | AdapterSum | Attention, Sequence[int]]],
+        stages: Sequence[
+            tuple[FusedKernel | Product | ExpertProduct | AdapterProduct | AdapterSum | Attention, Sequence[int]]
+        ],
         given: int,
         passed: Sequence[tuple[int, int, int]],
     ) -> None:
@@ -382,8 +384,9 @@ class Chain:
 
         Args:
             stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (x, weight, adapters, h, B,
-                y) of one with an update, (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, sum) of an
-                AdapterSum, (qkv, out) of an attention, or those that the steps of a fused kernel name.
+                y) of one with an update, (x, experts, weight, y) of one of experts, (adapters, x, A, h) of an
+                AdapterProduct, (adapters, y, h, B, sum) of an AdapterSum, (qkv, out) of an attention, or those that the
+                steps of a fused kernel name.
             given: Number of tensors of a call; the passed ones are numbered after them.
             passed: For every tensor that stages hand on, the bytes of its rows, where they begin in a block's memory,
                 and where it begins in a row, which several tensors may share.

@@ -169,8 +169,9 @@ What a block hands from stage to stage stays in cache.)")
         .def(
             "__init__",
             [](Chain* c,
-               const std::vector<std::pair<std::variant<FusedKernel, Product, ExpertProduct, AdapterProduct, AdapterSum, Attention>,
-                                           std::vector<int>>>& stages,
+               const std::vector<
+                   std::pair<std::variant<FusedKernel, Product, ExpertProduct, AdapterProduct, AdapterSum, Attention>,
+                             std::vector<int>>>& stages,
                int given, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& passed) {
                 std::vector<Stage> made;
                 for (const auto& [work, tensors] : stages) made.push_back({work, tensors});

@@ -79,14 +79,15 @@ Chain::Chain(std::vector<Stage> stages, int given, std::vector<Passed> passed)
     for (const Stage& stage : stages_) {
         const auto* product = std::get_if<Product>(&stage.work);
         const bool attends = std::holds_alternative<Attention>(stage.work);
+        const bool chooses = std::holds_alternative<ExpertProduct>(stage.work);
         const size_t needed = tensors_of(stage.work);
         const auto known = [&](int i) { return i >= 0 && i < tensors; };
         if (stage.tensors.size() != needed || !std::all_of(stage.tensors.begin(), stage.tensors.end(), known)) {
             throw std::invalid_argument("chain: expected " + std::to_string(needed) + " tensors of " +
                                         std::to_string(tensors) + " for every stage");
         }
-        multiplies_ = multiplies_ || product != nullptr || experts != nullptr;
-        chooses_ = chooses_ || experts != nullptr;
+        multiplies_ = multiplies_ || product != nullptr || chooses;
+        chooses_ = chooses_ || chooses;
         if (product != nullptr) rows = std::max(rows, product->tile_rows());
         attends_ = attends_ || attends;
     }

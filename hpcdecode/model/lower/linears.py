@@ -141,7 +141,7 @@ class ProjectionMerger:
             words = ALL_FORMS[bits].words(inputs) if bits else inputs * itemsize // packed_weights.WORD.itemsize
             packed = PackedSize(outputs, words, 2 if int8 else 1)
         wide = self._made.recipes[group[0].weight].wide
-        return self._made.input(Recipe(sources, group[0].transposed, form, biases, packed, bits, wide))
+        return self._made.input(Recipe(sources, group[0].transposed, form, biases, packed, bits, wide=wide))
 
     def _merge_gated(self, gate: Gate) -> None:
         """Replace a gate by one GEMM, if there is one."""
