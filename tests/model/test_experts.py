@@ -63,9 +63,14 @@ class Case:
         self.weight = numbers(dtype, experts, outputs, inputs, seed=1) / inputs**0.5
         self.bias = numbers(dtype, experts, outputs, seed=2)
         columns = outputs if gate is None else outputs // 2
-        about = [Meta.of(dtype, ("T", 1, inputs)), Meta.of(dtype, tuple(self.weight.shape))]
-        self.gemm = ExpertGemm(*about, Meta.of(dtype, ("T", 4, columns)), first, gate, bits)
-        self.packed = packed_weights.packed(self.gemm.packed, self.rows, bits=bits)
+        rows, y = Meta.of(dtype, tuple(self.weight.shape)), Meta.of(dtype, ("T", 4, columns))
+        own = (Meta.of(dtype, ("T", count, inputs)) for count in (1, 4))
+        self.gemms = {x.one_token[1]: ExpertGemm(x, rows, y, first, gate, bits) for x in own}
+        self.packed = packed_weights.packed(self.gemms[1].packed, self.rows, bits=bits)
+
+    def gemm(self, x, *others):
+        """Of activations [T, 1, in], which choices share, or [T, 4, in]."""
+        return self.gemms[x.shape[1]](x, *others)
 
     def rows(self):
         for weight, bias in zip(self.weight, self.bias, strict=True):

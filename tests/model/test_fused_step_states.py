@@ -109,8 +109,7 @@ def test_states_count_when_threads_are_compared(checkpoint, monkeypatch):
     assert state > 0
     assert fused.suits([3] * 4 * THREADS)
     assert fused.suits([state // 10] + [1] * (THREADS - 1))  # the states of all are as large
-    few = fused._token_bytes * state < 1 << 18
-    assert fused.suits([1]) == few and not fused.suits([1 << 22])
+    assert not fused.suits([1])
     torch.set_num_threads(1)
     assert fused.suits([1 << 22])
 
