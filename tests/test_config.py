@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdecode.config import Job, Shard, default_output
+from hpcdecode.cli.default_output import default_output
+from hpcdecode.config import Job, Shard
 from hpcdecode.errors import UserError
 from hpcdecode.system.model_path import demo_directory, find_model
 

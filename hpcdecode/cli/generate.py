@@ -16,9 +16,10 @@ from urllib.parse import quote
 
 from hpcdecode.cli import log
 from hpcdecode.cli.arguments import pick
+from hpcdecode.cli.default_output import default_output
 from hpcdecode.cli.generate_flags import add_flags, add_score_flags
 from hpcdecode.cli.job_file import read_job_file
-from hpcdecode.config import LITERAL, Job, default_output
+from hpcdecode.config import LITERAL, Job
 from hpcdecode.data.prompts.continuations import SCORING_PARAMS
 from hpcdecode.errors import RowProblem, UserError, first_line
 from hpcdecode.ranks import launch
