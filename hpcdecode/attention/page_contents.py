@@ -131,7 +131,7 @@ class PageContents:
         self.has[:, of] = (self._stored[:, of] & live[of]).any(2)
         return True
 
-    def wrote(self, layer: int, blocks: Sequence[int] | NDArray[np.int32]) -> None:
+    def wrote(self, layer: int, blocks: Sequence[int] | NDArray[np.integer]) -> None:
         """Note that blocks changed, whatever of them."""
         parts, places = np.divmod(np.asarray(blocks, np.int64), self._sizes.range_blocks)
         at = layer, parts, places

@@ -107,3 +107,13 @@ def page_sizes(
             f"{memory >> 20}M, got {sum(tiers) >> 20}M: raise it, or leave out --schedule fluid, as all fits in memory"
         )
     return PageSizes(count, block, range_blocks, ranges, frames, window, journal, block_tokens)
+
+
+def sizes_in_memory(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, tokens: int) -> PageSizes:
+    """Return pages of 1 MiB or more that hold so many tokens, all of them in memory."""
+    block = _block_bytes(layers, kv_dtype, block_tokens)
+    unit = ALIGNMENT // math.gcd(ALIGNMENT, block)  # blocks
+    range_blocks = max(PAGE_BYTES // (block * unit), 1) * unit
+    ranges, window = -(-tokens // (range_blocks * block_tokens)), _WINDOW[0]
+    frames = ranges * len(layers) + 2 * window + 2
+    return PageSizes(len(layers), block, range_blocks, ranges, frames, window, ALIGNMENT, block_tokens)

@@ -96,6 +96,8 @@ class Calibration:
         self.samples: list[Sample] = []
         self.replica_samples: list[Sample] = []
         self.sums: list[SumCost] = []
+        self._indexes = any(shape.indexer for shape in attention_shapes(shapes))
+        self._paged: dict[int, list[float]] = defaultdict(list)  # seconds that pages add to a step, by sequences
         for load in self._loads:  # products have their kernels made, and are not counted
             self._steady.run(replace(load, steps=2))
         for load in self._replica_loads:
@@ -103,8 +105,21 @@ class Calibration:
 
     def measure(self) -> None:
         """Measure all loads once."""
-        self.samples += [Sample(load, self._steady.run(load)) for load in self._loads]
-        self.replica_samples += [Sample(load, [self._run_replicas(load)]) for load in self._replica_loads]
+        for load in self._loads:
+            self.samples.append(Sample(load, self._steady.run(load)))
+            if self.team.comm is None and self._may_page(load):
+                self._note_paged(load, self.samples[-1], self._steady.run(replace(load, paged=True))[0])
+        for load in self._replica_loads:
+            self.replica_samples.append(Sample(load, [self._run_replicas(load)]))
+            if self._may_page(load):
+                self._note_paged(load, self.replica_samples[-1], self._run_replicas(replace(load, paged=True)))
+
+    def _may_page(self, load: SteadyLoad) -> bool:
+        """Return whether a load is measured with a KV cache of pages, too: of those that decode."""
+        return not load.prompt and not recurrent_shapes(self._steady.shapes) and not self._indexes
+
+    def _note_paged(self, load: SteadyLoad, sample: Sample, paged: OperationSeconds) -> None:
+        self._paged[load.batch].append(paged["step"] - sample.ranks[0]["step"])
 
     def measure_sums(self, comm: MPI.Intracomm) -> None:
         """Measure the sums of members, for each number of members that model and ranks allow."""
@@ -122,20 +137,26 @@ class Calibration:
             dtype=steady.dtype,
             kv_dtype=steady.kv_dtype,
             ranks=len(self.team.ranks),
-            cost=self._fitted(self.samples),
+            cost=self._fitted(self.samples, alone=self.team.comm is None),
             spread={**_spread(self.samples, ""), **_spread(self.replica_samples, "replicas: ")},
-            replica=self._fitted(self.replica_samples) if self.replica_samples else None,
+            replica=self._fitted(self.replica_samples, alone=True) if self.replica_samples else None,
             token_bytes=bytes_per_token(steady.shapes, steady.kv_dtype),
             sums=self.sums,
             shapes=steady.shapes,
         )
 
-    def _fitted(self, samples: Sequence[Sample]) -> Cost:
-        """Return the cost that comes nearest to samples."""
+    def _fitted(self, samples: Sequence[Sample], alone: bool) -> Cost:
+        """Return the cost that comes nearest to samples, of ranks of both roles or of a split."""
         shapes = self._steady.shapes
         kinds = bool(attention_shapes(shapes)), bool(recurrent_shapes(shapes))
         cost = fit(samples, len(shapes), attends=kinds[0], keeps_states=kinds[1])
-        return msgspec.structs.replace(cost, chosen=chosen_by_flop(cost, shapes))
+        paged = sorted(self._paged.items()) if alone else []
+        return msgspec.structs.replace(
+            cost,
+            chosen=chosen_by_flop(cost, shapes),
+            paged_tokens=[batch for batch, _ in paged],
+            paged_seconds_at=[max(median(added), 0.0) for _, added in paged],
+        )
 
     def _run_replicas(self, load: SteadyLoad) -> OperationSeconds:
         """Return the seconds of a replica's step by operation, the mean over all of them."""

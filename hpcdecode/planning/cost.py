@@ -90,6 +90,8 @@ class Cost(msgspec.Struct, frozen=True):
         copies: K, copies of the model that run the slices of a lane in turn.
         prefill_ranks: Ranks of a group that only prefill, as fast as its S-rank.
         chosen: What indexers of sparse attention change; None if all cached tokens are attended to.
+        paged_tokens: Sequences of `paged_seconds_at`, ascending; none if they were not measured.
+        paged_seconds_at: Added to a decode step of one process if its KV cache has pages, as rotation of groups has.
     """
 
     layers: int
@@ -114,6 +116,15 @@ class Cost(msgspec.Struct, frozen=True):
     copies: int = 1
     prefill_ranks: int = 0
     chosen: ChosenTokens | None = None
+    paged_tokens: list[int] = msgspec.field(default_factory=list)
+    paged_seconds_at: list[float] = msgspec.field(default_factory=list)
+
+    def with_pages(self) -> Cost:
+        """Return the costs of one process whose KV cache has pages: its decode steps are not fused."""
+        if not self.paged_tokens:
+            return self
+        added = np.interp(self.slice_tokens, self.paged_tokens, self.paged_seconds_at)
+        return msgspec.structs.replace(self, slice_seconds=(np.array(self.slice_seconds) + added).tolist())
 
     def body_seconds(self, tokens: float) -> float:
         """Return T(B), the seconds of all slices of one lane step (FastDecode)."""

@@ -27,6 +27,7 @@ from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.kv_unit import KvUnit
+from hpcdecode.planning.paged_cache import paged_cache
 from hpcdecode.planning.steady_lane import NoLink, NoSink, SteadyScheduler
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 from hpcdecode.ranks.team import Team
@@ -225,21 +226,12 @@ class Steady:
 
     def _worker(self, load: SteadyLoad, timeline: Timeline) -> AttentionWorker:
         """Return an attention worker with the sequences' K and V in its KV cache."""
-        slots, me = load.limits.slots, self.team.me
+        slots = load.limits.slots
         held = load.batch // self.parts + load.lanes
         unit = KvUnit.of(self.shapes, self.kv_dtype)
         sequences, prompts = unit.held(load.context + load.steps + 128), unit.held(load.prompt + 128)
         capacity = int(held * sequences + 2 * load.lanes * prompts)
-        kv_cache = open_layers(
-            self.shapes,
-            [example_weights(shape) for shape in recurrent_shapes(self.shapes)],
-            kv_dtype=self.kv_dtype,
-            capacity_tokens=max(capacity, capacity_for(self.shapes, self.kv_dtype, 1 << 20)),
-            max_sequences=slots * load.lanes,
-            threads=me.threads,
-            cpus=me.cpus if me.pinned else None,
-            team=self.model is not None,
-        )
+        kv_cache = self._kv_cache(max(capacity, capacity_for(self.shapes, self.kv_dtype, 1 << 20)), load)
         widest = max((s.kv_columns for s in attention_shapes(self.shapes)), default=0)
         random = torch.randn(_FILL, widest).to(getattr(torch, self.dtype))
         for lane in range(load.lanes):
@@ -247,6 +239,23 @@ class Steady:
                 self._fill(kv_cache, slot, load.context + load.steps + 1, random)  # so that no step touches new memory
                 self._truncate(kv_cache, slot, load.context)
         return AttentionWorker(kv_cache, [None] * len(self.shapes), timeline)
+
+    def _kv_cache(self, tokens: int, load: SteadyLoad) -> KvCache:
+        """Return an empty KV cache for so many tokens."""
+        me, slots = self.team.me, load.limits.slots * load.lanes
+        cpus, team = me.cpus if me.pinned else None, self.model is not None
+        if load.paged:
+            return paged_cache(self.shapes, self.kv_dtype, tokens, slots, me.threads, cpus, team)
+        return open_layers(
+            self.shapes,
+            [example_weights(shape) for shape in recurrent_shapes(self.shapes)],
+            kv_dtype=self.kv_dtype,
+            capacity_tokens=tokens,
+            max_sequences=slots,
+            threads=me.threads,
+            cpus=cpus,
+            team=team,
+        )
 
     def _fill(self, kv_cache: KvCache, slot: int, tokens: int, random: Tensor) -> None:
         """Put a sequence of `tokens` tokens into a slot, rows of `random` repeated.

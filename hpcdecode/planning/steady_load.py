@@ -22,6 +22,7 @@ class SteadyLoad:
         messages: Send activations as between hosts, not through shared memory.
         prompt: Tokens of each prompt that every lane prefills, one after the other; 0 for none.
         chunk: Prompt tokens of a lane's step.
+        paged: Keep K and V as rotation of groups does, with all pages in memory; decode steps go layer by layer then.
     """
 
     batch: int
@@ -32,6 +33,7 @@ class SteadyLoad:
     messages: bool = False
     prompt: int = 0
     chunk: int = 0
+    paged: bool = False
 
     @property
     def lane_batch(self) -> int:

@@ -99,6 +99,8 @@ def job_group(
         admission: `reserve` or `optimistic`.
         speeds: Of the tiers.
     """
+    if memory.rotates and not r_ranks:
+        cost = cost.with_pages()
     count, slots = max(r_ranks, 1), sum(lane.slots for lane in limits)
     make = _rotating if memory.rotates else _swapping
     swaps = None if memory.rotates or not memory.tiers else partial(_swaps, memory, count, speeds)
