@@ -18,12 +18,16 @@ from hpcdecode.planning.hardware import (
     LinkSpeed,
 )
 from hpcdecode.planning.layer_work import (
+    PROMPT_STATE_PASSES,
+    STATE_PASSES,
     attend_flop,
+    device_kv_bytes,
     indexed,
     kv_bytes,
     of_member,
     score_flop,
     state_bytes_moved,
+    state_float_bytes,
     state_flop,
     wire_columns,
     without_indexers,
@@ -43,6 +47,7 @@ def of_devices(
     message_latency_seconds: float,
     kv_dtype: str = "bfloat16",
     shape: GroupShape = ONE,
+    kernels: bool = False,
 ) -> Cost:
     """Return the cost by data sheets.
 
@@ -64,12 +69,13 @@ def of_devices(
         message_latency_seconds: One message, one way.
         kv_dtype: Data type of the KV cache.
         shape: Of the group.
+        kernels: Whether a GPU has kernels for all that R-ranks do, as those of other engines; ours have some.
     """
     tp, network = shape.tp, LinkSpeed(link_bytes_per_second, message_latency_seconds)
     within = _all_reduce_seconds_per_token(size, s.count, s.link_bytes_per_second)
     sums = 2 * size.layers * s.curve.sum_seconds * (s.count > 1)
     layers = of_member(size.shapes, tp)
-    attention = _r_seconds(layers, kv_dtype, r)
+    attention = _r_seconds(layers, kv_dtype, r, kernels=kernels or r.is_host)
     return with_links(
         Cost(
             layers=size.layers,
@@ -113,23 +119,27 @@ class _RSeconds(NamedTuple):
     prompt_token: float
 
 
-def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device) -> _RSeconds:
+def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device, *, kernels: bool) -> _RSeconds:
     """Return what R-rank `r` takes: for bytes or for FLOP, whichever is longer.
 
     Attention reads K and V of a cached token once (FastDecode: the R-part is bound by memory); over latents its FLOP
     take longer. A step reads and writes a sequence's states, whatever its length. The tokens of a prompt go through
-    states that stay in cache.
+    states that stay in cache. Torch's operations, which do what has no `kernels`, move more, and states of prompts.
     """
     flop_per_second, floats_per_second, bytes_per_second = (
         r.flop_per_second * COMPUTE_EFFICIENCY,
         r.vector_flop_per_second * VECTOR_EFFICIENCY,
         r.bytes_per_second * r.cache_share,
     )
-    recurrence = state_flop(layers) / floats_per_second
+    plain, recurrence = without_indexers(layers), state_flop(layers) / floats_per_second
+    cached, states, prompts = kv_bytes(plain, kv_dtype), state_bytes_moved(layers), 0.0
+    if not kernels:
+        cached = device_kv_bytes(plain, kv_dtype)
+        states, prompts = (state_float_bytes(layers) * passes for passes in (STATE_PASSES, PROMPT_STATE_PASSES))
     return _RSeconds(
-        max(kv_bytes(without_indexers(layers), kv_dtype) / bytes_per_second, attend_flop(layers) / flop_per_second),
-        max(state_bytes_moved(layers) / bytes_per_second, recurrence),
-        recurrence,
+        max(cached / bytes_per_second, attend_flop(layers) / flop_per_second),
+        max(states / bytes_per_second, recurrence),
+        max(prompts / bytes_per_second, recurrence),
     )
 
 

@@ -13,6 +13,33 @@ from msgspec.structs import replace
 from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, attention_shapes
 from hpcdecode.attention.sizes import bytes_per_token
 
+_CHUNK = 512  # tokens of `attention.torch_reads`
+_KV_PASSES = 4  # torch's operations gather K and V, which reads and writes them, and read them for two products
+_SCORE_PASSES = 9  # through float32 scores, from their product to that of weights and values
+_RESULT_PASSES = 4  # through float32 results of chunks
+STATE_PASSES = 14  # through float32 states: they are gathered, decayed, summed twice, added to and put back
+PROMPT_STATE_PASSES = 10  # of these for every token of a prompt
+
+
+def device_kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
+    """Return the bytes that a GPU moves for a query and one cached token, of those layers that attend.
+
+    Kernels read K and V once. Torch's operations also go through scores and results of chunks in memory.
+    """
+    from hpcdecode.attention.open import by_kernels
+
+    attend = attention_shapes(layers)
+    if by_kernels(attend, kv_dtype):
+        return kv_bytes(layers, kv_dtype)
+    each = (_SCORE_PASSES + _RESULT_PASSES * (s.v_dim + 2) / _CHUNK for s in attend)
+    of_heads = sum(4 * s.q_heads * own for s, own in zip(attend, each, strict=True))
+    return _KV_PASSES * kv_bytes(layers, kv_dtype) + of_heads
+
+
+def state_float_bytes(layers: Iterable[MixerShape]) -> int:
+    """Return the bytes of a sequence's states in float32, without windows of convolutions."""
+    return sum(4 * s.numbers for s in layers if isinstance(s, RecurrentShape))
+
 
 def kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
     """Return the stored bytes of a token of those layers that attend, scales and padding included."""

@@ -87,7 +87,7 @@ def of_device(size: ModelSize, device: Device, kv_dtype: str = "bfloat16") -> Se
             f"{device.name}: expected room beside {size.weight_bytes / 1e9:,.1f} GB of weights in {MEMORY:.0%} of its "
             f"{device.memory_bytes / 1e9:,.0f} GB, got none: take more devices, as in 4x{device.name}"
         )
-    cost = of_devices(size, device, device, float("inf"), 0.0, kv_dtype)
+    cost = of_devices(size, device, device, float("inf"), 0.0, kv_dtype, kernels=True)
     swap = size.kv_bytes_per_token(kv_dtype) / device.host_bytes_per_second
     blocks = unit.block_tokens if unit.endless else BLOCK_TOKENS
     return Server(cost, capacity, swap, blocks, unit.state_tokens)
