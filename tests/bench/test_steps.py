@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import pytest
+import torch
 
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape
 from hpcdecode.bench import steps
@@ -32,7 +33,7 @@ def test_the_bytes_of_a_step_by_hand():
 @pytest.mark.parametrize("name", ["deepseek_v2", "granitemoehybrid"])
 def test_both_ways_are_measured(checkpoint, name):
     model = load_split(checkpoint(name), dtype="bfloat16")
-    found = list(steps.measure("deepseek-v2", model, 2, 3, 1, 1))
+    found = list(steps.measure("deepseek-v2", model, 2, 3, torch.get_num_threads(), 1))
     assert [case["unit"] for case in found] == ["ms", "CPU ms"] * 2
     assert "by layers" in found[0]["case"] and "fused" in found[2]["case"]
     assert all(case["value"] > 0 and case["ratio"] > 0 for case in found)
