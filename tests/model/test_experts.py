@@ -63,14 +63,12 @@ class Case:
         self.weight = numbers(dtype, experts, outputs, inputs, seed=1) / inputs**0.5
         self.bias = numbers(dtype, experts, outputs, seed=2)
         columns = outputs if gate is None else outputs // 2
-        rows, y = Meta.of(dtype, tuple(self.weight.shape)), Meta.of(dtype, ("T", 4, columns))
-        own = (Meta.of(dtype, ("T", count, inputs)) for count in (1, 4))
-        self.gemms = {x.one_token[1]: ExpertGemm(x, rows, y, first, gate, bits) for x in own}
+        weight, y = Meta.of(dtype, tuple(self.weight.shape)), Meta.of(dtype, ("T", 4, columns))
+        self.gemms = {n: ExpertGemm(Meta.of(dtype, ("T", n, inputs)), weight, y, first, gate, bits) for n in (1, 4)}
         self.packed = packed_weights.packed(self.gemms[1].packed, self.rows, bits=bits)
 
-    def gemm(self, x, *others):
-        """Of activations [T, 1, in], which choices share, or [T, 4, in]."""
-        return self.gemms[x.shape[1]](x, *others)
+    def gemm(self, x, experts, weight) -> torch.Tensor:
+        return self.gemms[x.shape[1]](x, experts, weight)
 
     def rows(self):
         for weight, bias in zip(self.weight, self.bias, strict=True):
