@@ -142,7 +142,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             if (value := getattr(self, name)) not in (None, *choices):
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
-        if self.adapters and (problem := adapters_problem(self.adapters, self.tp or 1, self.pp)):
+        if self.adapters and (problem := adapters_problem(self.adapters, self.tp or 1)):
             raise UserError(f"--lora NAME=DIR: {problem}", everywhere=True)
         if self.route == "rotational" and self.exchange == "collective":
             raise UserError("--route rotational: expected --exchange messages or auto, got collective", everywhere=True)

@@ -249,7 +249,7 @@ def test_an_adapter_for_all_prompts_of_a_call(llm):
 
 @pytest.mark.parametrize("part", [ModelPart(2, 0), ModelPart(2, 1)])
 def test_members_take_none(part, checkpoint, adapters):
-    with pytest.raises(UserError, match="expected --tp 1, as S-ranks with adapters have whole models, got 2"):
+    with pytest.raises(UserError, match="expected --tp 1, as S-ranks with adapters have whole weights, got 2"):
         load_split(checkpoint("llama2"), dtype="float32", adapters=adapters, part=part)
 
 

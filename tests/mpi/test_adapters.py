@@ -15,6 +15,7 @@ LAYOUTS = {
     "split": (3, ("--layout", "split", "--s-ranks", 2)),
     "rotation": (3, ("--layout", "split", "--s-ranks", 2, "--route", "rotational", "--lanes", 2)),
     "prefill ranks": (3, ("--prefill-ranks", 1)),
+    "stages": (2, ("--pp", 2)),
 }
 
 
@@ -82,7 +83,7 @@ def test_a_job_goes_on_with_its_adapters_alone(hpcdecode, tmp_path, job, one):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--tp", 2), "--lora NAME=DIR: expected --tp 1, as S-ranks with adapters have whole models, got 2"),
+        (("--tp", 2), "--lora NAME=DIR: expected --tp 1, as S-ranks with adapters have whole weights, got 2"),
         (("--lora", "a b=x"), "--lora NAME=DIR: expected a name of 1 to 200 letters, digits and signs"),
         (("--lora", "all=x"), "--lora/--lora-modules: expected names that differ, got 'all' twice"),
         (("--lora", "x", "--lora", "y"), "--lora/--lora-modules: expected one adapter without a name, got 'y' too"),

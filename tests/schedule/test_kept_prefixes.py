@@ -56,6 +56,14 @@ def test_rows_one_after_the_other_share_what_is_kept(keeps, tokens):
     assert prefilled(run(these, keeps)) == tokens
 
 
+def test_rows_share_prefixes_with_those_of_their_own_adapter_alone():
+    """K and V depend on it."""
+    these = rows(*([(5, 100), (10 + i, 20)] for i in range(30)))
+    for i, row in enumerate(these):
+        row.adapter = i % 3 - 1
+    assert prefilled(run(these, True)) == 3 * (2 * 120 + 8 * 24)
+
+
 def test_those_go_first_that_were_used_longest_ago():
     """The second row of a kind makes a prefix. A third prefix is one too many once it is there."""
     kinds = [1, 2, 1, 2, 3, 1, 3, 1, 3, 2, 1]

@@ -39,8 +39,8 @@ class Served:
         engine = llm._engine
         given = {"model": engine.options.model, "served_model_name": ("tiny",), "port": 0, **options}
         self.context = Context(engine, ServeOptions(**given).check())
-        most = self.context.options.max_waiting
-        self.desk = LiveDesk(engine.tokenizer, given["model"], Room.of(engine), self.context.deliver, most)
+        most, adapters = self.context.options.max_waiting, self.context.adapters
+        self.desk = LiveDesk(engine.tokenizer, given["model"], Room.of(engine), self.context.deliver, most, adapters)
         self.context.open(self.desk)
         self.error: BaseException | None = None
         self.engine = threading.Thread(target=self._work, args=(engine,), name="served-engine")

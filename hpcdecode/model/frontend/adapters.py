@@ -6,6 +6,7 @@ tensor, and all B, with zeros where an adapter has a lower rank or does not upda
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -146,7 +147,7 @@ def _insert(
         with graph.inserting_after(found.node):
             update = graph.call_function(lora_update, (found.node, found.x, trace.adapters, *made))
         update.meta["about"] = found.node.meta["about"]
-        found.node.replace_all_uses_with(update, delete_user_cb=lambda user, kept=update: user is not kept)
+        found.node.replace_all_uses_with(update, delete_user_cb=partial(operator.is_not, update))
 
 
 def _read_a(

@@ -140,7 +140,7 @@ def load_split(
     device, folder, dtype = torch.device(device), model_folder(path), parse_dtype(dtype, path)
     if quantised not in (None, AUTO):
         require_quantised(quantised, device, dtype)
-    if adapters and (problem := adapters_problem(adapters, part.tp, part.pp)):
+    if adapters and (problem := adapters_problem(adapters, part.tp)):
         raise UserError(f"--lora NAME=DIR: {problem}")
     config_file(folder)
     layers, scheme = layers_of(stated_config(folder)), read_scheme(folder)
