@@ -54,7 +54,7 @@ struct BatchArgs {
 struct LayerArgs {
     uint8_t* base;  // block 0
     HeadLayout head;
-    int heads, group;      // KV heads; query heads of each
+    int heads, group;  // KV heads; query heads of each
     Window window;
     float scale, softcap;  // softcap 0: none
 };
