@@ -22,7 +22,7 @@ _NONE = np.iinfo(np.int32).max
 
 
 @dataclass(slots=True)
-class Record:
+class SavedTokens:
     """Tokens of a page that are written at once.
 
     Attributes:
@@ -44,7 +44,7 @@ class Record:
 class Journal:
     """The records of a page, and their items together."""
 
-    records: list[Record]
+    records: list[SavedTokens]
     items: NDArray[np.int32]
     ages: NDArray[np.int32]
 
@@ -53,7 +53,7 @@ class Journal:
         """Return the bytes of the journal that are in use."""
         return self.records[-1].at + self.records[-1].nbytes if self.records else 0
 
-    def with_record(self, record: Record) -> Journal:
+    def with_record(self, record: SavedTokens) -> Journal:
         """Return the journal with one record more."""
         items, ages = np.concatenate((self.items, record.items)), np.concatenate((self.ages, record.ages))
         return Journal([*self.records, record], items, ages)
@@ -89,7 +89,7 @@ class PageWrite:
 
     blocks: Marks
     sums: NDArray[np.uint32]
-    record: Record | None = None
+    record: SavedTokens | None = None
 
 
 class PageContents:
@@ -217,7 +217,7 @@ class PageContents:
         beside: Marks = grew & self._whole[page] & np.repeat(written, self._sizes.blocks_together)
         return beside
 
-    def _record(self, page: Page) -> Record | None:
+    def _record(self, page: Page) -> SavedTokens | None:
         """Return the tokens that tiers lack of blocks that grew, behind the page's journal; None if there are none."""
         blocks = np.flatnonzero(self.live[page[1]] & (self._end[page] > 0))
         if not len(blocks):
@@ -226,7 +226,7 @@ class PageContents:
         counts = self._end[page][blocks] - first
         ends = np.cumsum(counts) * row
         items = np.stack((blocks, first, counts, at + ends - counts * row), 1).astype(np.int32)
-        return Record(items, self._age[page][blocks], at, aligned(int(ends[-1])))
+        return SavedTokens(items, self._age[page][blocks], at, aligned(int(ends[-1])))
 
     def _journal(self, page: Page) -> Journal:
         """Return the journal of a page without items of blocks that were freed or written as a whole since."""

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from hpcdecode._attn_cpu import KvCache, crc32c
-from hpcdecode.attention.page_contents import Journal, Marks, Page, PageRead, PageWrite, Record
+from hpcdecode.attention.page_contents import Journal, Marks, Page, PageRead, PageWrite, SavedTokens
 from hpcdecode.attention.page_sizes import PageSizes
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.system.swap_tiers import ALIGNMENT, memory_for
@@ -131,7 +131,7 @@ class PageStore:
         size = self.sizes.block_bytes
         return memory[block * size : (block + 1) * size]
 
-    def _write_record(self, page: Page, frame: int, record: Record) -> None:
+    def _write_record(self, page: Page, frame: int, record: SavedTokens) -> None:
         """Write tokens of a page to its journal."""
         assert self._native is not None, "what is written has a KV cache"
         tier, place = self.place(page)
