@@ -37,7 +37,7 @@ def test_the_example_runs_and_flags_win_over_it(hpcdecode, tmp_path):
 def test_every_key_of_a_job_file_is_a_flag(hpcdecode):
     flags = hpcdecode("generate", "--help").stdout
     names = {*Job.__struct_fields__, *SamplingParams.__struct_fields__, "fail_fast"}
-    names -= {"params", "prompts", "score", "adapters"}
+    names -= {"params", "prompts", "score", "adapters", "choose_schedule"}
     assert all(f"--{name.replace('_', '-')}" in flags for name in names)
     assert f"({SamplingParams().max_tokens})" in flags and "(5.0)" in flags
 
