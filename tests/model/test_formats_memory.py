@@ -11,15 +11,11 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import LlamaConfig
 
-from tests.support.quantised import state
+from tests.support.large_checkpoints import LAYER, LAYERS, write_large
 
 pytestmark = pytest.mark.system
 
-HIDDEN, INNER, LAYERS, VOCAB = 1024, 3072, 8, 512
-LAYER = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER  # weights
 SLACK = 64 << 20  # what torch and the allocator keep beside weights
 LOAD = """
 import gc, json, sys
@@ -163,27 +159,9 @@ FORMATS = {  # tensors of a weight, what is stated, and the bits of a weight in 
 }
 
 
-def write(folder, quantised, stated):
-    """Write a checkpoint of 117 million weights, of which all layers are alike."""
-    folder.mkdir()
-    sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "vocab_size": VOCAB}
-    LlamaConfig(**sizes, num_attention_heads=16, num_key_value_heads=16).save_pretrained(folder)
-    state(folder, stated)
-    ends = {key: torch.zeros(VOCAB, HIDDEN) for key in ("model.embed_tokens.weight", "lm_head.weight")}
-    tensors = {"model.norm.weight": torch.ones(HIDDEN), **ends}
-    inner = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}
-    shapes = {f"mlp.{m}_proj": shape for m, shape in inner.items()}
-    shapes |= {f"self_attn.{m}_proj": (HIDDEN, HIDDEN) for m in "qkvo"}
-    layer = {f"{module}.{name}": t for module, shape in shapes.items() for name, t in quantised(*shape).items()}
-    layer |= {f"{norm}_layernorm.weight": torch.ones(HIDDEN) for norm in ("input", "post_attention")}
-    for i in range(LAYERS):
-        tensors |= {f"model.layers.{i}.{name}": t.clone() for name, t in layer.items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
 def test_loading_takes_what_is_kept_and_one_layer(tmp_path):
     for name, (quantised, stated, _) in FORMATS.items():
-        write(tmp_path / name, quantised, stated)
+        write_large(tmp_path / name, quantised, stated)
     line = [sys.executable, "-c", LOAD, *(str(tmp_path / name) for name in FORMATS)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

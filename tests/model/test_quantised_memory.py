@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import GptOssConfig, LlamaConfig
+from transformers import GptOssConfig
 
+from tests.support.large_checkpoints import HIDDEN, LAYER, LAYERS, VOCAB, write_large
 from tests.support.quantised import state
 
 pytestmark = pytest.mark.system
 
-HIDDEN, INNER, LAYERS, VOCAB = 1024, 3072, 8, 512
-LAYER = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER  # weights
 SLACK = 200 << 20  # pages of the file that the system has not dropped yet, and what torch keeps
 LOAD = """
 import sys
@@ -37,29 +36,12 @@ print(status("VmHWM") - before)
 @pytest.fixture
 def large(tmp_path):
     """An FP8 checkpoint of 117 million weights, of random bytes."""
-    LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=16,
-        num_key_value_heads=16,
-    ).save_pretrained(tmp_path)
-    state(tmp_path, {"quant_method": "fp8", "weight_block_size": [128, 128]})
-    tensors = {"model.embed_tokens.weight": torch.zeros(VOCAB, HIDDEN), "lm_head.weight": torch.zeros(VOCAB, HIDDEN)}
-    tensors["model.norm.weight"] = torch.ones(HIDDEN)
-    inner = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}
-    shapes = {f"mlp.{m}_proj": shape for m, shape in inner.items()}
-    shapes |= {f"self_attn.{m}_proj": (HIDDEN, HIDDEN) for m in "qkvo"}
-    for i in range(LAYERS):
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"model.layers.{i}.{norm}.weight"] = torch.ones(HIDDEN)
-        for module, (rows, columns) in shapes.items():
-            key = f"model.layers.{i}.{module}.weight"
-            tensors[key] = torch.randint(120, (rows, columns), dtype=torch.uint8).view(torch.float8_e4m3fn)
-            tensors[f"{key}_scale_inv"] = torch.full((rows // 128, columns // 128), 1e-4)
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    return tmp_path
+    return write_large(tmp_path, fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+
+
+def fp8(rows: int, columns: int) -> dict[str, torch.Tensor]:
+    codes = torch.randint(120, (rows, columns), dtype=torch.uint8).view(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": torch.full((rows // 128, columns // 128), 1e-4)}
 
 
 def peak_of(path: Path, dtype: str, *more: str) -> int:

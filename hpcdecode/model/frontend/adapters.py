@@ -141,44 +141,30 @@ def _insert(
         with graph.inserting_before(trace.adapters):
             made = [graph.placeholder(f"lora_{part}_{weight.name}") for part in "ab"]
         shapes = (len(adapters), rank, inputs), (len(adapters), outputs, rank)
-        for node, shape, read in zip(made, shapes, (_read_a, _read_b), strict=True):
+        for node, shape, part in zip(made, shapes, "ab", strict=True):
             node.meta["about"] = Meta.of(dtype, shape)
-            trace.updates[node] = partial(read, own, torch.Size(shape), dtype, adapters, name)
+            trace.updates[node] = partial(_read, part, own, torch.Size(shape), dtype, adapters, name)
         with graph.inserting_after(found.node):
             update = graph.call_function(lora_update, (found.node, found.x, trace.adapters, *made))
         update.meta["about"] = found.node.meta["about"]
         found.node.replace_all_uses_with(update, delete_user_cb=partial(operator.is_not, update))
 
 
-def _read_a(
+def _read(
+    part: str,
     updates: Mapping[int, LoraUpdate],
     shape: torch.Size,
     dtype: torch.dtype,
     adapters: Sequence[tuple[str, str]],
     name: str,
 ) -> Tensor:
-    """Return A of all adapters of a weight, `shape` [adapters, rank, in]."""
+    """Return A of all adapters of a weight, or B times their scales; `shape` as `lora_update` takes them."""
     made = torch.zeros(shape, dtype=dtype)
     for number, update in updates.items():
-        stored = update.a()
-        check_values(Path(adapters[number][1]), {f"lora_A of {name}": stored})
-        made[number, : len(stored)] = stored
-    return made
-
-
-def _read_b(
-    updates: Mapping[int, LoraUpdate],
-    shape: torch.Size,
-    dtype: torch.dtype,
-    adapters: Sequence[tuple[str, str]],
-    name: str,
-) -> Tensor:
-    """Return B of all adapters of a weight times their scales, `shape` [adapters, out, rank]."""
-    made = torch.zeros(shape, dtype=dtype)
-    for number, update in updates.items():
-        stored = update.b()
-        check_values(Path(adapters[number][1]), {f"lora_B of {name}": stored})
-        made[number, :, : stored.shape[1]] = stored.float() * update.scale
+        stored = update.a() if part == "a" else update.b()
+        check_values(Path(adapters[number][1]), {f"lora_{part.upper()} of {name}": stored})
+        rows, columns = stored.shape
+        made[number, :rows, :columns] = stored if part == "a" else stored.float() * update.scale
     return made
 
 
