@@ -251,9 +251,14 @@ def _choosing_seconds(
 
 
 def _interpolated(sizes: Sequence[int], seconds: Sequence[float], size: float) -> float:
-    """Return the seconds at `size`, linear between the sizes and beyond the last; 0 for no tokens."""
+    """Return the seconds at `size`, linear between the sizes and beyond the last; 0 for no tokens.
+
+    Beyond the last the slope is that of the last two sizes, or of the first and the last if that is steeper: the true
+    seconds are flat while weights are read and then rise, so a flat or falling end is noise of the measurement.
+    """
     if not size:
         return 0.0
     if size <= sizes[-1]:
         return float(np.interp(size, sizes, seconds))
-    return seconds[-1] + (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]) * (size - sizes[-1])
+    slopes = ((seconds[-1] - seconds[i]) / (sizes[-1] - sizes[i]) for i in (-2, 0))
+    return seconds[-1] + max(*slopes, 0.0) * (size - sizes[-1])

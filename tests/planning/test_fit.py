@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.fit import Sample, fit, predicted
+from hpcdecode.planning.planner import Choice, MeanRows, fastest
 from hpcdecode.planning.steady_load import SteadyLoad
 from hpcdecode.planning.step_time import step_seconds
 
@@ -89,3 +90,17 @@ def test_ranks_that_share_cores_slow_each_other():
     turn = KNOWN.lane_seconds(64, 0, 0, np.array([32_000, 32_000]), np.array([32, 32]))
     apart, beside = (step_seconds([[turn, turn]], shared) for shared in (0.0, 1.0))
     assert beside == pytest.approx(2 * (turn.s_rank + turn.r_ranks.sum())) and apart < 0.6 * beside
+
+
+@pytest.mark.parametrize("logits", [[0.002, 0.006, 0.001], [0.003, 0.003, 0.001]])
+def test_a_falling_end_of_a_measurement_is_not_gone_on_with(logits):
+    """Tiny models have steps of some microseconds, and noise may make a larger batch the faster one.
+
+    No batch beyond the measured ones is predicted to be faster than those, or to take no time at all.
+    """
+    falling = [0.0101, 0.03, 0.02, 0.01]
+    cost = replace(KNOWN, slice_seconds=falling, logits_tokens=[4, 64, 128], logits_seconds_at=logits)
+    for seconds, last in ((cost.body_seconds, 576), (cost.logits_seconds, 128)):
+        assert 0 < seconds(last) <= seconds(last + 1) <= seconds(100 * last)
+    plan = fastest(cost, MeanRows(20, 16), Choice(1 << 20, 1, lanes=(1,)))
+    assert plan is not None and 0 < plan.tokens_per_second < 1e6
