@@ -16,7 +16,7 @@ from pathlib import Path
 import h5py
 import msgspec
 
-from hpcdecode.config import Job
+from hpcdecode.config import EngineOptions, Job
 from hpcdecode.generate import generate
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.planning import layouts, lengths
@@ -174,6 +174,8 @@ def main(directory: str, folder: str, rounds: int, cases: list[PredictedCase], c
     calibration.measure()
     if team.comm is not None:
         calibration.measure_sums(team.comm)
+        if any(case.tp > 1 for case in cases):
+            calibration.measure_groups(team.comm, EngineOptions(model=directory, dtype="bfloat16"), rounds)
     choice = team.broadcast([chosen(calibration.profile(), cases)] if choosing else [], list[PredictedCase])
     runs: dict[PredictedCase, list[tuple[float, int]]] = {case: [] for case in (*cases, *choice)}
     for _ in range(rounds):

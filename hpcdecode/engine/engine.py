@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -139,7 +139,11 @@ class Engine:
             progress: of the lead.
             checkpoint_seconds: after which S-ranks other than the lead hand in what is in flight.
         """
-        run = partial(self._run, desk, signals, progress, checkpoint_seconds)
+
+        def run(scales: list[Scale]) -> Metrics | None:
+            done = self._run(scales, partial(self._run_s, desk, signals, progress, checkpoint_seconds, scales))
+            return self.metrics() if done else None
+
         try:
             if self.options.survive:
                 return work_on(self, desk, scales, run)
@@ -166,19 +170,20 @@ class Engine:
         self._work, self._attention = Work(), None
         self.comms.clear()
 
-    def _run(
-        self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scales: list[Scale]
-    ) -> Metrics | None:
-        """Work until all rows are done; return None if some are left that a lost rank had."""
+    def _run(self, scales: list[Scale], run_s: Callable[[list[MpiGroupLane] | None], bool]) -> bool:
+        """Open this rank's lanes, and work until they are closed; return whether all rows are done.
+
+        They are not if some are left that a lost rank had. `run_s` runs the lanes of an S-rank, given its group's.
+        """
         team, done = self.team, True
         lanes = lanes_of(team, scales)
         comms, groups = pool_communicators(team, scales), group_lanes(team, self.setup, scales, self.timeline)
         self.comms += [*comms, *(comm for group in groups or () for comm in group.comms)]
-        attention = self._open_attention(slots_of(lanes)) if team.me.has_r else None
+        attention = self._open_attention(lanes) if team.me.has_r else None
         self._work = Work(attention, groups=groups or ())
         if team.me.has_s:
             self._work.links = self._s_links(lanes, comms, attention)
-            done = self._run_s(desk, signals, progress, checkpoint_seconds, scales, groups)
+            done = run_s(groups)
         elif team.me.has_r:
             self._run_r(lanes, comms)
         if attention is not None:
@@ -187,7 +192,7 @@ class Engine:
         for link in (*self._work.links, *(groups or ())):
             link.close()
         self.comms.clear()
-        return self.metrics() if done else None
+        return done
 
     def _s_links(
         self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm], attention: AttentionWorker | None
@@ -259,7 +264,9 @@ class Engine:
         for i, ((group, number, *_), own) in enumerate(zip(lanes, ends, strict=True)):
             prefill = prefill_copy(team.me, number) if team.me.prefill else None
             programs += programs_of(i, own, attention, orders[group], partial(route.copy, number), prefill)
-        between = partial(tell_swapped, [own[0] for own in ends], attention) if attention.swap else None
+        self._serve_r(programs, partial(tell_swapped, [own[0] for own in ends], attention) if attention.swap else None)
+
+    def _serve_r(self, programs: Sequence[Program], between: Callable[[], None] | None) -> None:
         serve(programs, self.timeline, between)
 
     def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk, groups: list[MpiGroupLane] | None) -> SRank:
@@ -280,8 +287,9 @@ class Engine:
         beside = self._attention.kv_cache if self._attention else None
         return open_prompts(self.team, self.setup, self.model, beside)
 
-    def _open_attention(self, slots: int) -> AttentionWorker:
-        """Return the attention worker, kept from run to run unless it has too few slots."""
+    def _open_attention(self, lanes: Sequence[Lane]) -> AttentionWorker:
+        """Return the attention worker, kept from run to run unless it has too few slots for the lanes."""
+        slots = slots_of(lanes)
         if self._attention is None or slots > self._slots:
             self._attention, self._work = None, Work()  # its memory goes first
             partition, on_device = partition_of(self.options, self.team.pool), direct(self.options, self.team)

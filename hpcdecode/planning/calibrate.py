@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
@@ -29,8 +29,9 @@ from hpcdecode.model.frontend.architectures import text_of
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.fit import Sample, chosen_by_flop, fit
+from hpcdecode.planning.group_probe import measure_replicas, split_ratio
 from hpcdecode.planning.kv_unit import KvUnit
-from hpcdecode.planning.profile import Profile, SumCost
+from hpcdecode.planning.profile import MemberCosts, Profile
 from hpcdecode.planning.steady import Steady
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 from hpcdecode.planning.sum_probe import measure_sums, member_counts
@@ -49,6 +50,11 @@ _BESIDE = 32  # sequences of a lane beside prompts
 _PROMPTS = ((160, 32), (640, 128), (512, 512))  # tokens, and of them in a step: all of _STEPS + 1
 _AT_ONCE = ((64, 256), (32, 1024))  # sequences of two lanes, and contexts at which both sides have work
 _STEPS = 4
+_GROUP_LOADS = (
+    *(SteadyLoad(batch, 1, _SHORT, _STEPS) for batch in (4, 16, 64, 256)),
+    *(SteadyLoad(_BESIDE, 1, _SHORT, _STEPS, prompt=prompt, chunk=chunk) for prompt, chunk in _PROMPTS[1:]),
+    SteadyLoad(64, 1, 256, _STEPS),
+)
 _KV_BYTES = 1 << 30  # of an R-rank at most
 
 
@@ -69,7 +75,7 @@ class Calibration:
     Attributes:
         samples: What was measured of the split so far.
         replica_samples: What was measured of replicas so far, the mean over them.
-        sums: What sums of members cost.
+        sums: What groups of several members cost.
     """
 
     def __init__(
@@ -86,16 +92,16 @@ class Calibration:
         shapes = team.broadcast(attends, list[LayerShape | RecurrentShape])
         self.team, self.directory = team, directory
         self._steady = Steady(team, shapes, model if team.me.has_s else None, kv_dtype)
-        self._loads = list(loads) if loads else self._fitting(team.comm is not None, len(team.r_ranks))
+        self._loads = list(loads) if loads else self._fitting(_loads(team.comm is not None), len(team.r_ranks))
         self._replica: Steady | None = None
         self._replica_loads: list[SteadyLoad] = []
         if team.comm is not None and all(team.gather_all(model is not None, bool)):
             alone = Team(None, [msgspec.structs.replace(team.me, role="SR")])
             self._replica = Steady(alone, shapes, model, kv_dtype, beside=team)
-            self._replica_loads = self._fitting(False, 1)
+            self._replica_loads = self._fitting(_loads(False), 1)
         self.samples: list[Sample] = []
         self.replica_samples: list[Sample] = []
-        self.sums: list[SumCost] = []
+        self.sums: list[MemberCosts] = []
         self._indexes = any(shape.indexer for shape in attention_shapes(shapes))
         self._paged: dict[int, list[float]] = defaultdict(list)  # seconds that pages add to a step, by sequences
         for load in self._loads:  # products have their kernels made, and are not counted
@@ -127,6 +133,17 @@ class Calibration:
         columns, dtype = self.team.broadcast(found, int), getattr(torch, self._steady.dtype)
         counts = member_counts(comm.size, self._steady.shapes)
         self.sums = measure_sums(comm, columns, dtype, counts)
+
+    def measure_groups(self, comm: MPI.Intracomm, options: EngineOptions, passes: int) -> None:
+        """Measure groups of members whose sums were measured, alone and beside R-ranks; each member loads its part."""
+        loads = self._fitting(_GROUP_LOADS, 1)
+        for i, each in enumerate(self.sums):
+            if samples := measure_replicas(comm, options, each.members, loads, passes):
+                each = self.sums[i] = msgspec.structs.replace(each, replica=self._fitted(samples, alone=False))
+            profile = self.profile()
+            member = profile.of_member(profile.cost, each.members)
+            if ratio := split_ratio(comm, options, each.members, member, passes):
+                self.sums[i] = msgspec.structs.replace(each, split=ratio)
 
     def profile(self) -> Profile:
         """Return the profile by the passes so far; it is the same on every rank."""
@@ -164,11 +181,11 @@ class Calibration:
         every = self.team.gather_all(self._replica.run(load)[0], dict[str, float])
         return {o: fmean(own.get(o, 0.0) for own in every) for o in {o for own in every for o in own}}
 
-    def _fitting(self, several: bool, r_ranks: int) -> list[SteadyLoad]:
+    def _fitting(self, loads: Iterable[SteadyLoad], r_ranks: int) -> list[SteadyLoad]:
         """Return the loads whose KV cache fits."""
         unit = KvUnit.of(self._steady.shapes, self._steady.kv_dtype)
         capacity = unit.capacity(_KV_BYTES) * r_ranks
-        return [load for load in _loads(several) if load.batch * unit.held(load.context) <= capacity]
+        return [load for load in loads if load.batch * unit.held(load.context) <= capacity]
 
 
 def _spread(samples: Sequence[Sample], kind: str) -> dict[str, tuple[float, float]]:
@@ -219,6 +236,8 @@ def calibrate(
         calibration.measure()
     if comm is not None:
         calibration.measure_sums(comm)
+        own = msgspec.structs.replace(options, kv_dtype=kv_dtype, mamba_ssm_cache_dtype=state_dtype)
+        calibration.measure_groups(comm, own, passes)
     return calibration.profile() if team.lead else None
 
 

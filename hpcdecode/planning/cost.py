@@ -25,12 +25,16 @@ What has no reference here is this project's own, checked against jobs by `hpcde
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 OfRRanks = NDArray[np.float64] | NDArray[np.int64]  # a number of every R-rank, [R-ranks]
+
+
+_Seconds = TypeVar("_Seconds", bound=msgspec.Struct)
 
 
 class ChosenTokens(msgspec.Struct, frozen=True):
@@ -125,6 +129,10 @@ class Cost(msgspec.Struct, frozen=True):
             return self
         added = np.interp(self.slice_tokens, self.paged_tokens, self.paged_seconds_at)
         return msgspec.structs.replace(self, slice_seconds=(np.array(self.slice_seconds) + added).tolist())
+
+    def times(self, factor: float) -> Cost:
+        """Return costs that are all so many times as large."""
+        return msgspec.structs.replace(_times(self, factor), chosen=self.chosen and _times(self.chosen, factor))
 
     def body_seconds(self, tokens: float) -> float:
         """Return T(B), the seconds of all slices of one lane step (FastDecode)."""
@@ -248,6 +256,12 @@ def _choosing_seconds(
     """Return what indexers add to attention to all of the `seen` tokens, or save of it if it is below 0."""
     skipped = np.maximum(seen - most * queries, 0)
     return np.where(skipped > 0, score_seconds * seen - skipped_seconds * skipped, 0.0)
+
+
+def _times(costs: _Seconds, factor: float) -> _Seconds:
+    """Return costs whose own seconds are so many times as large."""
+    own = {name: getattr(costs, name) for name in costs.__struct_fields__ if "seconds" in name}
+    return msgspec.structs.replace(costs, **{name: (factor * np.array(x)).tolist() for name, x in own.items()})
 
 
 def _interpolated(sizes: Sequence[int], seconds: Sequence[float], size: float) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, state_dtype_of
 from hpcdecode.errors import UserError
@@ -14,18 +15,35 @@ from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.layer_work import of_member
 
 
-class SumCost(msgspec.Struct, frozen=True):
-    """Seconds of a sum of some members, with all ranks of the job at it in groups of as many.
+class MemberCosts(msgspec.Struct, frozen=True):
+    """What groups of some members cost, with all ranks of the job at work in groups of as many.
 
     Attributes:
-        members: K, that add up.
+        members: K, that share a model.
         latency_seconds: Of a sum, however few tokens it is of.
-        seconds_per_token: Beyond that.
+        seconds_per_token: Of a sum beyond that.
+        replica: Costs of a group whose members have both roles, with its work for sums within the slices; None if it
+            was not measured.
+        split: Times that steps of a group beside R-ranks take as long as their forecast; None if it was not measured.
     """
 
     members: int
     latency_seconds: float
     seconds_per_token: float
+    replica: Cost | None = None
+    split: float | None = None
+
+    def with_sums_apart(self, cost: Cost) -> Cost:
+        """Return a cost whose slices have sums within them, with these taken out; they are half of a slice at most."""
+        waits, each = (2 * cost.layers * seconds for seconds in (self.latency_seconds, self.seconds_per_token))
+        steps = list(zip(cost.slice_tokens, cost.slice_seconds, strict=True))
+        share = min(1.0, *(seconds / 2 / max(waits + each * n, 1e-12) for n, seconds in steps))
+        return replace(
+            cost,
+            slice_seconds=[seconds - share * (waits + each * n) for n, seconds in steps],
+            sum_latency_seconds=self.latency_seconds * share,
+            sum_seconds_per_token=each * share,
+        )
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -41,7 +59,7 @@ class Profile(msgspec.Struct, frozen=True):
         spread: Quartiles of the passes' steps over their median, by load.
         replica: Costs of one of `ranks` processes of both roles, all at work; None if they were not measured.
         token_bytes: Bytes of K and V of a token; 0 if they are not known.
-        sums: Costs of sums, for each number of members that model and ranks allow.
+        sums: Costs of groups, for each number of members that model and ranks allow.
         shapes: Of the model's layers; none in profiles of the time before states were counted.
     """
 
@@ -54,7 +72,7 @@ class Profile(msgspec.Struct, frozen=True):
     spread: dict[str, tuple[float, float]]
     replica: Cost | None = None
     token_bytes: float = 0.0
-    sums: list[SumCost] = []
+    sums: list[MemberCosts] = []
     shapes: list[LayerShape | RecurrentShape] = []
 
     @property
@@ -81,14 +99,17 @@ class Profile(msgspec.Struct, frozen=True):
     def of_member(self, cost: Cost, tp: int) -> Cost:
         """Return the cost of a member of a group of `tp`, from that of an S-rank with the whole model.
 
-        It has 1 / tp of what grows with weights, heads or bytes, and two sums a layer. That is a forecast: what a step
-        costs beside the products is not measured apart, and shrinks less.
+        Groups of both roles are as they were measured. Others are forecast: a member has 1 / tp of what grows with
+        weights, heads or bytes, and two sums a layer. Since what a step costs beside the products shrinks less, and
+        members wait for each other, all of it is multiplied by what was measured of such groups, if they were.
         """
         found = next((each for each in self.sums if each.members == tp), None)
         if found is None:
             assert tp == 1, f"expected one of {self.tensor_parallel} members, got {tp}"
             return cost
-        return msgspec.structs.replace(
+        if found.replica is not None and not self._split(cost):
+            return found.with_sums_apart(replace(found.replica, chosen=cost.chosen and cost.chosen.of_member(tp)))
+        forecast = replace(
             cost,
             slice_seconds=[seconds / tp for seconds in cost.slice_seconds],
             logits_seconds_at=[seconds / tp for seconds in cost.logits_seconds_at],
@@ -102,6 +123,7 @@ class Profile(msgspec.Struct, frozen=True):
             sum_seconds_per_token=2 * cost.layers * found.seconds_per_token,
             chosen=cost.chosen and cost.chosen.of_member(tp),
         )
+        return forecast.times(found.split) if found.split and self._split(cost) else forecast
 
     def _split(self, cost: Cost) -> bool:
         """Return whether a cost is that of a split, whose members' ranks share cores with each other, if any do."""

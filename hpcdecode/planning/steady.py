@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from hpcdecode.attention.base import KvCache, PromptAttention
-from hpcdecode.attention.hybrid import HybridKvCache
 from hpcdecode.attention.open import open_layers
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
@@ -29,7 +25,8 @@ from hpcdecode.model import SplitModel
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.paged_cache import paged_cache
 from hpcdecode.planning.steady_lane import NoLink, NoSink, SteadyScheduler
-from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
+from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad, seconds_since
+from hpcdecode.planning.steady_slots import attention_of, fill_slots, places_of, truncate_slot
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.plan import Plan
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpcdecode.exchange.memory import LaneSpec
-
-_FILL = 1024  # random rows that are repeated in the KV cache
 
 
 class Steady:
@@ -134,7 +129,7 @@ class Steady:
         timeline.enter("other")
         before, order = timeline.shares(), PlanOrder()
         serve([lane_program(lane, [link], worker, order) for lane, link in enumerate(links)], timeline)
-        own = _since(before, timeline, load.steps + 1)
+        own = seconds_since(before, timeline, load.steps + 1)
         for link in links:
             link.close()
         return own
@@ -168,7 +163,7 @@ class Steady:
         """Return a function that attends to random q, k and v on this R-rank, and returns a step's seconds."""
         timeline = Timeline()
         worker = self._worker(load, timeline)
-        plan = Plan(decode=self._places(load))
+        plan = Plan(decode=places_of(load, self.parts))
         shares = [Share(plan, self._r_rank, load.limits.slots * lane) for lane in range(load.lanes)]
         widest = max(s.row_columns for s in self.shapes)
         rows = torch.randn(len(shares[0].whole.decode_rows), widest).to(getattr(torch, self.dtype))
@@ -184,7 +179,7 @@ class Steady:
             seconds = timeline.lap()
             for share in shares:
                 for slot in share.whole.decode_slots.tolist():
-                    self._truncate(worker.kv_cache, slot, load.context)
+                    truncate_slot(worker.kv_cache, slot, load.context)
             return seconds
 
         return step
@@ -193,11 +188,6 @@ class Steady:
     def _r_rank(self) -> int:
         """Return this R-rank's index among the R-ranks."""
         return self.team.r_ranks.index(self.team.place)
-
-    def _places(self, load: SteadyLoad) -> NDArray[np.int32]:
-        """Return R-rank and slot of a lane's sequences, [n, 2]; prompts take slots from the other end."""
-        i = np.arange(load.lane_batch)
-        return np.stack([i % self.parts, load.limits.slots - 1 - i], axis=1).astype(np.int32)
 
     def _generate(
         self,
@@ -208,20 +198,20 @@ class Steady:
         worker: AttentionWorker | None = None,
     ) -> OperationSeconds:
         """Run the S-rank's lanes to their end; return the seconds of a step, without the first."""
-        places = [(rank, slot) for rank, slot in self._places(load).tolist()]
+        places = [(rank, slot) for rank, slot in places_of(load, self.parts).tolist()]
         schedulers = [SteadyScheduler(lane, load, places, self.parts) for lane in range(load.lanes)]
         before: OperationSeconds = {}
         schedulers[0].before_second_step = lambda: before.update(timeline.shares())
         prompts = self._prompt_attention(model, worker)
         SRank(model, links, schedulers, NoSink(), Stops(), PromptKvCache(prompts), timeline).run(lambda: None)
-        return _since(before, timeline, load.steps)
+        return seconds_since(before, timeline, load.steps)
 
     def _prompt_attention(self, model: SplitModel, worker: AttentionWorker | None) -> PromptAttention:
         """Return what attends from prompts, as jobs have it."""
         me, attend = self.team.me, attention_shapes(self.shapes)
         if not attend:
             return TorchPromptAttention(attend, model.dtype, model.device)
-        cpus, beside = me.cpus if me.pinned else None, _attention_of(worker.kv_cache) if worker else None
+        cpus, beside = me.cpus if me.pinned else None, attention_of(worker.kv_cache) if worker else None
         return CpuPromptAttention(attend, dtype=self.dtype, threads=me.threads, cpus=cpus, beside=beside)
 
     def _worker(self, load: SteadyLoad, timeline: Timeline) -> AttentionWorker:
@@ -232,12 +222,9 @@ class Steady:
         sequences, prompts = unit.held(load.context + load.steps + 128), unit.held(load.prompt + 128)
         capacity = int(held * sequences + 2 * load.lanes * prompts)
         kv_cache = self._kv_cache(max(capacity, capacity_for(self.shapes, self.kv_dtype, 1 << 20)), load)
-        widest = max((s.kv_columns for s in attention_shapes(self.shapes)), default=0)
-        random = torch.randn(_FILL, widest).to(getattr(torch, self.dtype))
-        for lane in range(load.lanes):
-            for slot in (self._places(load)[self._r_rank :: self.parts, 1] + slots * lane).tolist():
-                self._fill(kv_cache, slot, load.context + load.steps + 1, random)  # so that no step touches new memory
-                self._truncate(kv_cache, slot, load.context)
+        own = places_of(load, self.parts)[self._r_rank :: self.parts, 1]
+        filled = [slot for lane in range(load.lanes) for slot in (own + slots * lane).tolist()]
+        fill_slots(kv_cache, self.shapes, filled, load, getattr(torch, self.dtype))
         return AttentionWorker(kv_cache, [None] * len(self.shapes), timeline)
 
     def _kv_cache(self, tokens: int, load: SteadyLoad) -> KvCache:
@@ -256,41 +243,3 @@ class Steady:
             cpus=cpus,
             team=team,
         )
-
-    def _fill(self, kv_cache: KvCache, slot: int, tokens: int, random: Tensor) -> None:
-        """Put a sequence of `tokens` tokens into a slot, rows of `random` repeated.
-
-        States have seen one token, of zeros: they take the same memory and time however many they have seen.
-        """
-        slots, one, attend = np.array([slot], np.int32), np.array([1], np.int32), _attention_of(kv_cache)
-        kv_cache.extend(slots, one)
-        for layer, shape in enumerate(self.shapes):
-            if isinstance(shape, RecurrentShape):
-                row = random.new_zeros(1, shape.row_columns)
-                kv_cache.attend(layer, slots, one, row, row.new_empty(1, shape.out_columns))
-            else:
-                kv_cache.append(layer, slots, one, random[:1, : shape.kv_columns].contiguous())
-        if attend is None:
-            return
-        for start in range(1, tokens, _FILL):
-            count = min(_FILL, tokens - start)
-            counts = np.array([count], np.int32)
-            attend.extend(slots, counts)
-            for layer, own in enumerate(attention_shapes(self.shapes)):
-                attend.append(layer, slots, counts, random[:count, : own.kv_columns].contiguous())
-
-    @staticmethod
-    def _truncate(kv_cache: KvCache, slot: int, length: int) -> None:
-        """Let a slot have `length` tokens of K and V; its states stay."""
-        if (attend := _attention_of(kv_cache)) is not None:
-            attend.truncate(slot, length)
-
-
-def _attention_of(kv_cache: KvCache) -> KvCache | None:
-    """Return the KV cache of the layers that attend, or None if all keep states."""
-    return kv_cache.kv_cache if isinstance(kv_cache, HybridKvCache) else kv_cache
-
-
-def _since(before: OperationSeconds, timeline: Timeline, steps: int) -> OperationSeconds:
-    """Return the seconds of a step by operation."""
-    return {o: (s - before.get(o, 0.0)) / steps for o, s in timeline.shares().items()}

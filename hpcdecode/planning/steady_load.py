@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcdecode.schedule.limits import LaneLimits
+from hpcdecode.system.timeline import Timeline
 
 OperationSeconds = dict[str, float]  # seconds of a step by operation of the timeline
 
@@ -59,3 +60,8 @@ class SteadyLoad:
     def pairs(self) -> float:
         """Return the pairs of query and key of prompts in a lane's mean step."""
         return self.chunk * (self.prompt + 1) / 2
+
+
+def seconds_since(before: OperationSeconds, timeline: Timeline, steps: int) -> OperationSeconds:
+    """Return the seconds of a step by operation, of so many steps since the timeline's shares were `before`."""
+    return {o: (s - before.get(o, 0.0)) / steps for o, s in timeline.shares().items()}

@@ -15,7 +15,7 @@ from hpcdecode.mpi.collectives import gather_all
 from hpcdecode.mpi.wait import waited
 from hpcdecode.planning.fit import non_negative_fit
 from hpcdecode.planning.layer_work import dealt_heads
-from hpcdecode.planning.profile import SumCost
+from hpcdecode.planning.profile import MemberCosts
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,7 +32,7 @@ def member_counts(ranks: int, layers: Sequence[MixerShape]) -> list[int]:
     return [tp for tp in range(2, ranks + 1) if ranks % tp == 0 and all(each % tp == 0 for each in heads)]
 
 
-def measure_sums(comm: MPI.Intracomm, columns: int, dtype: torch.dtype, counts: Sequence[int]) -> list[SumCost]:
+def measure_sums(comm: MPI.Intracomm, columns: int, dtype: torch.dtype, counts: Sequence[int]) -> list[MemberCosts]:
     """Return the costs of sums of `columns` columns; every rank calls this.
 
     Args:
@@ -44,7 +44,7 @@ def measure_sums(comm: MPI.Intracomm, columns: int, dtype: torch.dtype, counts: 
     return [_measured(comm, columns, dtype, members) for members in counts]
 
 
-def _measured(comm: MPI.Intracomm, columns: int, dtype: torch.dtype, members: int) -> SumCost:
+def _measured(comm: MPI.Intracomm, columns: int, dtype: torch.dtype, members: int) -> MemberCosts:
     from mpi4py import MPI
 
     from hpcdecode.exchange.sums import MpiSums
@@ -57,7 +57,7 @@ def _measured(comm: MPI.Intracomm, columns: int, dtype: torch.dtype, members: in
         seconds.append(max(gather_all(comm, median(took[1:]), float)))  # the first one touches new memory
     group.Free()
     latency, per_token = non_negative_fit([(1, tokens) for tokens in _TOKENS], seconds)
-    return SumCost(members, latency, per_token)
+    return MemberCosts(members, latency, per_token)
 
 
 def _seconds(sums: MpiSums, share: Tensor) -> float:

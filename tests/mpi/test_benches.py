@@ -29,21 +29,25 @@ def test_a_measurement_over_ranks(hpcdecode, tmp_path, line, ranks):
     assert all(value > 0 for value in steps.values())
 
 
-def test_ranks_are_calibrated_side_by_side(hpcdecode, tmp_path):
-    result = hpcdecode("calibrate", "--model", "demo", "-o", "profile.json", "--passes", 1, ranks=3)
+def test_ranks_are_calibrated_side_by_side(hpcdecode, tmp_path, checkpoint):
+    """As a split, as replicas, and in groups of two: alone, and beside R-ranks."""
+    model = ("--model", checkpoint("qwen3"))
+    result = hpcdecode("calibrate", *model, "-o", "profile.json", "--passes", 1, ranks=4)
     assert result.returncode == 0, result.stderr
     profile = read(str(tmp_path / "profile.json"))
     cost = profile.cost
-    assert profile.ranks == 3 and 0 <= cost.shared_core_fraction <= 1
+    assert profile.ranks == 4 and 0 <= cost.shared_core_fraction <= 1
     assert cost.attend_seconds_per_cached_token + cost.attend_seconds_per_sequence > 0
-    (sums,) = profile.sums
-    assert sums.members == 3 and sums.latency_seconds + sums.seconds_per_token > 0
-    plan = ("plan", "--model", "demo", "--profile", "profile.json", "--fixed", 20, 33)
+    pairs = profile.sums[0]
+    assert pairs.members == 2 and pairs.latency_seconds + pairs.seconds_per_token > 0
+    assert pairs.replica is not None and min(pairs.replica.slice_seconds) > 0 and pairs.split is not None
+    assert pairs.split > 0 and all(each.split is None for each in profile.sums[1:])
+    plan = ("plan", *model, "--profile", "profile.json", "--fixed", 20, 33)
     result = hpcdecode(*plan)
-    assert result.returncode == 0 and "3 replicas" in result.stdout and " S + " in result.stdout, result.stderr
-    assert "1 replica of 3 ranks " in result.stdout
-    result = hpcdecode(*plan, "--r-ranks", 3)
-    assert result.returncode == 2 and "--r-ranks: expected 2, as profile.json was measured on" in result.stderr
+    assert result.returncode == 0 and "4 replicas" in result.stdout and " S + " in result.stdout, result.stderr
+    assert "of 2 ranks" in result.stdout
+    result = hpcdecode(*plan, "--r-ranks", 5)
+    assert result.returncode == 2 and "--r-ranks: expected 3, as profile.json was measured on" in result.stderr
 
 
 @pytest.mark.full

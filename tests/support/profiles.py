@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from hpcdecode.planning.cost import Cost
-from hpcdecode.planning.profile import Profile, SumCost
+from hpcdecode.planning.profile import MemberCosts, Profile
 
 ALONE = Cost(5, [1, 512], [1e-2, 3e-2], [1, 512], [1e-3, 3e-3], 2e-6, 1e-5, 1e-8, 0.0, 0.0, shared_core_fraction=1.0)
 SPLIT = msgspec.structs.replace(ALONE, message_latency_seconds=1e-4, shared_core_fraction=0.0)
@@ -36,7 +36,7 @@ def profile(ranks: int, *, slower_replicas: float = 1.0) -> Profile:
 
 def with_sums(found: Profile, latency: float, *members: int) -> Profile:
     """Return a profile that has measured sums of so many members, which take this latency each."""
-    return msgspec.structs.replace(found, sums=[SumCost(each, latency, 1e-9) for each in members])
+    return msgspec.structs.replace(found, sums=[MemberCosts(each, latency, 1e-9) for each in members])
 
 
 def old_profile(ranks: int) -> Profile:
