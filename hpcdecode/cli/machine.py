@@ -57,6 +57,7 @@ def _add_bench(commands: Subcommands) -> None:
             "accuracy",
             "exchange",
             "pipeline",
+            "routes",
             "planner",
             "swap",
             "rotation",
