@@ -451,3 +451,31 @@ def draw(
     Returns:
         The token ids, one for each of draws.
     """
+
+class RowCopies:
+    """Copies of a few rows of matrices side by side into memory, and back."""
+
+    def __init__(self, rows: Sequence[int], packed: int, row_bytes: int, widths: Sequence[int]) -> None:
+        """Keep what is copied.
+
+        Args:
+            rows: Index of the row of every matrix, for each packed row.
+            packed: Address of the packed rows.
+            row_bytes: Bytes from one packed row to the next.
+            widths: Bytes of a row of each matrix.
+        """
+
+    def gather(self, pointers: Sequence[int], strides: Sequence[Sequence[int]], element: int) -> bool:
+        """Pack the rows of matrices.
+
+        Args:
+            pointers: Address of every matrix.
+            strides: Elements from row to row and from column to column of every matrix.
+            element: Bytes of an element.
+
+        Returns:
+            Whether it was done; not if the columns of a matrix do not follow each other.
+        """
+
+    def scatter(self, pointers: Sequence[int], strides: Sequence[Sequence[int]], element: int) -> bool:
+        """Write the packed rows to those of matrices; takes and returns what `gather` does."""

@@ -9,9 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcdecode._ops_cpu import RowCopies
 from hpcdecode.exchange.base import side_by_side
 from hpcdecode.exchange.memory import Message
 from hpcdecode.exchange.partition import RankColumns
+
+_FEW_BYTES = 64 << 10  # beyond it torch's threads copy faster
 
 
 class Packing:
@@ -25,18 +28,21 @@ class Packing:
 
     def __init__(self, messages: Sequence[Message], columns: RankColumns | None, device: torch.device):
         self.columns, piece = columns, messages[0].piece
-        self._rows = _index(np.concatenate([message.piece.decode_rows for message in messages]), device)
+        decode_rows = np.concatenate([message.piece.decode_rows for message in messages])
+        self._rows = _index(decode_rows, device)
         self._prompt_rows = _index(piece.prefill_rows, device)
         self._packed = _merged([message.rows for message in messages])
         self._packed_prompts = messages[0].prompts
         self._answered = _merged([message.out for message in messages])
+        self._few = _FewRows(decode_rows, self._packed, self._answered) if _are_few(self._packed, device) else None
 
     def pack(self, rows: Sequence[Tensor]) -> None:
         """Write the rows of q, k and v, or of what else tokens bring, to memory; of prompts all but the first, q."""
         if self.columns:
             rows = [x[:, own] for x, own in zip(rows, self.columns.rows, strict=True)]
-        whole = side_by_side(*rows)
-        _gather(rows if whole is None else (whole,), self._rows, self._packed)
+        if self._few is None or not self._few.gather(rows):
+            whole = side_by_side(*rows)
+            _gather(rows if whole is None else (whole,), self._rows, self._packed)
         if len(self._packed_prompts):
             _gather(rows[1:], self._prompt_rows, self._packed_prompts)
 
@@ -44,7 +50,50 @@ class Packing:
         """Write what came back to the rows of o."""
         if self.columns:
             o = o[:, self.columns.o]
+        if self._few is not None and self._few.scatter(o):
+            return
         _scatter(self._answered, self._rows, o)
+
+
+class _FewRows:
+    """Copies of so few rows that a call of torch takes longer than the bytes.
+
+    Args:
+        rows: of the matrices, for each packed row.
+        packed: memory of what is sent.
+        answered: memory of what comes back.
+    """
+
+    def __init__(self, rows: NDArray[np.int64], packed: Tensor, answered: Tensor):
+        self._rows, self._last, self._size = rows.tolist(), int(rows.max(initial=-1)), packed.element_size()
+        self._packed = packed
+        self._there: RowCopies | None = None  # made of the first blocks, whose columns all have
+        self._back = RowCopies(self._rows, answered.data_ptr(), *self._bytes(answered))
+
+    def gather(self, blocks: Sequence[Tensor]) -> bool:
+        """Write the rows of blocks side by side to the packed ones; return whether that was possible."""
+        if len(blocks[0]) <= self._last:
+            raise IndexError(f"rows: expected more than {self._last}, got {len(blocks[0])}")
+        if self._there is None:
+            size = self._size
+            widths = [size * block.shape[1] for block in blocks]
+            self._there = RowCopies(self._rows, self._packed.data_ptr(), self._packed.stride(0) * size, widths)
+        return self._there.gather([x.data_ptr() for x in blocks], [x.stride() for x in blocks], self._size)
+
+    def scatter(self, out: Tensor) -> bool:
+        """Write the answers to the rows of out; return whether that was possible."""
+        if len(out) <= self._last:
+            raise IndexError(f"rows: expected more than {self._last}, got {len(out)}")
+        return self._back.scatter([out.data_ptr()], [out.stride()], self._size)
+
+    def _bytes(self, matrix: Tensor) -> tuple[int, list[int]]:
+        """Return the bytes from row to row, and of a row."""
+        return matrix.stride(0) * self._size, [matrix.shape[1] * self._size]
+
+
+def _are_few(packed: Tensor, device: torch.device) -> bool:
+    """Return whether rows are copied here, in host memory."""
+    return device.type == packed.device.type == "cpu" and packed.nbytes <= _FEW_BYTES
 
 
 def _merged(views: Sequence[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@
 #include "blocks.h"
 #include "chain.h"
 #include "draw.h"
+#include "row_copies.h"
 
 namespace nb = nanobind;
 using namespace hpcdecode::ops;
@@ -38,6 +39,24 @@ void run(const Chain& chain, int64_t tokens, int threads, const std::vector<int6
         rows.push_back({reinterpret_cast<char*>(static_cast<intptr_t>(pointers[i])), row_bytes[i]});
     nb::gil_scoped_release unlocked;
     chain.run(tokens, threads, rows, reinterpret_cast<hpcdecode::RowAttention*>(static_cast<intptr_t>(attention)));
+}
+
+using Strides = std::vector<std::vector<int64_t>>;
+
+// Returns the matrices at these addresses, or nothing if columns of one do not follow each other.
+std::vector<Rows> matrices_of(const RowCopies& copies, const std::vector<int64_t>& pointers, const Strides& strides,
+                              int64_t element) {
+    if (pointers.size() != copies.matrices() || strides.size() != copies.matrices()) {
+        throw std::invalid_argument("rows: expected " + std::to_string(copies.matrices()) + " matrices, got " +
+                                    std::to_string(pointers.size()));
+    }
+    std::vector<Rows> found;
+    found.reserve(pointers.size());
+    for (size_t i = 0; i < pointers.size(); ++i) {
+        if (strides[i].size() != 2 || strides[i][1] != 1) return {};
+        found.push_back({reinterpret_cast<char*>(static_cast<intptr_t>(pointers[i])), strides[i][0] * element});
+    }
+    return found;
 }
 
 std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int64_t vocabulary,
@@ -234,4 +253,45 @@ Args:
 
 Returns:
     The token ids, one for each of draws.)");
+
+    nb::class_<RowCopies>(m, "RowCopies", "Copies of a few rows of matrices side by side into memory, and back.")
+        .def(
+            "__init__",
+            [](RowCopies* copies, std::vector<int64_t> rows, int64_t packed, int64_t row_bytes,
+               std::vector<int64_t> widths) {
+                const Rows memory{reinterpret_cast<char*>(static_cast<intptr_t>(packed)), row_bytes};
+                new (copies) RowCopies(std::move(rows), memory, std::move(widths));
+            },
+            nb::arg("rows"), nb::arg("packed"), nb::arg("row_bytes"), nb::arg("widths"), R"(Keep what is copied.
+
+Args:
+    rows: Index of the row of every matrix, for each packed row.
+    packed: Address of the packed rows.
+    row_bytes: Bytes from one packed row to the next.
+    widths: Bytes of a row of each matrix.)")
+        .def(
+            "gather",
+            [](const RowCopies& copies, const std::vector<int64_t>& pointers, const Strides& strides, int64_t element) {
+                const auto matrices = matrices_of(copies, pointers, strides, element);
+                copies.gather(matrices);
+                return !matrices.empty();
+            },
+            nb::arg("pointers"), nb::arg("strides"), nb::arg("element"), R"(Pack the rows of matrices.
+
+Args:
+    pointers: Address of every matrix.
+    strides: Elements from row to row and from column to column of every matrix.
+    element: Bytes of an element.
+
+Returns:
+    Whether it was done; not if the columns of a matrix do not follow each other.)")
+        .def(
+            "scatter",
+            [](const RowCopies& copies, const std::vector<int64_t>& pointers, const Strides& strides, int64_t element) {
+                const auto matrices = matrices_of(copies, pointers, strides, element);
+                copies.scatter(matrices);
+                return !matrices.empty();
+            },
+            nb::arg("pointers"), nb::arg("strides"), nb::arg("element"),
+            "Write the packed rows to those of matrices; takes and returns what `gather` does.");
 }

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.exchange import packing as module
 from hpcdecode.exchange.base import Share, side_by_side
 from hpcdecode.exchange.memory import RankMemory
 from hpcdecode.exchange.packing import Packing
@@ -15,6 +16,14 @@ from hpcdecode.schedule.plan import Plan
 
 HOST = torch.device("cpu")
 WIDE, ODD = LayerShape(2, 8, 16, 4, 1.0), LayerShape(1, 3, 5, 2, 1.0)  # rows of o: 128 and 20 bytes
+
+
+@pytest.fixture(autouse=True, params=["few", "many"])
+def way(request, monkeypatch):
+    """Few rows are copied by a call of our own, many by torch's."""
+    if request.param == "many":
+        monkeypatch.setattr(module, "_FEW_BYTES", 0)
+    return request.param
 
 
 def memory() -> RankMemory:
@@ -75,3 +84,22 @@ def test_rows_that_begin_anywhere_are_unpacked(dtype):
     o = torch.zeros(3 * WIDE.out_columns + 1, dtype=dtype)[1:].view(3, WIDE.out_columns)
     Packing([message], None, HOST).unpack(o)
     assert torch.equal(o[[0, 2]], message.out) and (o[1] == 0).all()
+
+
+def test_columns_that_do_not_follow_each_other(way):
+    """Rows and outputs of any strides cross; more rows than there are do not."""
+    plan = Plan(decode=np.array([(0, 0), (0, 1)], np.int32))
+    (message,) = memory().messages(Share(plan, 0).pieces, WIDE)
+    packing = Packing([message], None, HOST)
+    q, k, v = (x.t().contiguous().t() for x in rows_of(WIDE, 2, beside=False))
+    packing.pack((q, k, v))
+    assert torch.equal(message.rows, torch.cat([q, k, v], dim=1))
+    message.out.copy_(torch.randn(message.out.shape))
+    o = torch.zeros(WIDE.out_columns, 2, dtype=torch.bfloat16).t()
+    packing.unpack(o)
+    assert torch.equal(o, message.out)
+    if way == "few":
+        with pytest.raises(IndexError, match="expected more than 1, got 1"):
+            packing.pack((q[:1], k[:1], v[:1]))
+        with pytest.raises(IndexError, match="expected more than 1, got 1"):
+            packing.unpack(o[:1])
