@@ -26,6 +26,7 @@ PromptItems::PromptItems(const PromptLayer& layer, const PromptKernel& kernel, c
         cut_packs(i);
     }
     packs_ = static_cast<int64_t>(items_.size());
+    packed_.expect(static_cast<uint32_t>(packs_));
     for (int32_t i = 0; i < chunks; ++i) cut_attention(i, std::max(all / (threads * kItemsPerThread), kLeastProducts));
     for (const Item& item : items_) products_ += item.products;
     // By powers of two, so that longer ones come first and neighbours mostly stay together.
@@ -83,7 +84,7 @@ int64_t PromptItems::take() {
 void PromptItems::run(int64_t i, uint8_t* scratch) {
     if (!packs(i)) return attend(items_[i], scratch);
     pack(items_[i]);
-    packed_.fetch_add(1, std::memory_order_release);
+    packed_.count_down();
 }
 
 void PromptItems::pack(const Item& item) const {

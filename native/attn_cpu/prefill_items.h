@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernel_api.h"
+#include "latch.h"
 #include "matrix.h"
 
 namespace hpcdecode {
@@ -51,7 +52,8 @@ class PromptItems {
     // way elsewhere, -1 if there is none.
     double next_seconds() const;
     int64_t take();  // -1: none left
-    bool ready(int64_t i) const { return packs(i) || packed_.load(std::memory_order_acquire) == packs_; }
+    bool ready(int64_t i) const { return packs(i) || packed_.open(); }
+    void wait_until_packed() { packed_.wait(); }
     void run(int64_t i, uint8_t* scratch);
 
     bool packs(int64_t i) const { return i < packs_; }
@@ -79,7 +81,7 @@ class PromptItems {
     int64_t packs_ = 0;
     double products_ = 0;
     alignas(64) std::atomic<int64_t> next_{0};
-    alignas(64) std::atomic<int64_t> packed_{0};
+    alignas(64) Latch packed_;
 };
 
 }  // namespace hpcdecode

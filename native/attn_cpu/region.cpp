@@ -1,11 +1,7 @@
 #include "region.h"
 
-#include <sched.h>
-
 namespace hpcdecode {
 namespace {
-
-constexpr int kPauses = 1000;  // before the thread that packs is left the core
 
 class Run {
   public:
@@ -65,17 +61,14 @@ class Run {
     void run_prompt(int thread) {
         const int64_t i = r_.prompts.take();
         if (i < 0) return;
-        if (!r_.prompts.ready(i)) wait_for(i, thread);
+        if (!r_.prompts.ready(i)) {
+            r_.prompts.wait_until_packed();
+            last_of(thread) = seconds_now();  // it had nothing to do
+        }
         r_.prompts.run(i, r_.prompt_scratch[thread]);
         const PromptItems::Item& item = r_.prompts.item(i);
         done(thread, r_.prompts.packs(i) ? kPack : kPrompt, r_.prompts.group(item), item.token,
              r_.prompts.seconds(item));
-    }
-
-    void wait_for(int64_t i, int thread) {
-        for (int n = 0; !r_.prompts.ready(i); ++n)
-            if (n > kPauses) sched_yield();
-        last_of(thread) = seconds_now();  // it had nothing to do
     }
 
     void done(int thread, WorkKind kind, int64_t group, int64_t token, double estimate) {
