@@ -21,6 +21,7 @@ from hpcdecode.mpi.wait import Waitable
 
 Ints = NDArray[np.int64]
 _GRAIN = 64  # elements; members add up whole grains
+_AT_ONCE_BYTES = 1 << 19  # of the others' shares; one collective of so many is faster than two of fewer
 
 
 class Sums(Protocol):
@@ -73,6 +74,8 @@ class MpiSums:
         x, members = share.detach().contiguous().cpu(), self.comm.size
         self.whole_bytes += sent_by_all(x, members)
         way = "all" if rows is None or not x.numel() else rows.way
+        if way == "columns" and at_once(x, members):
+            way = "rows"
         if rows is None or way == "all":
             total = yield from self._add_all(x)
         elif way == "rows":
@@ -82,8 +85,10 @@ class MpiSums:
         return total.view(share.shape).to(share.device)
 
     def _add_all(self, x: Tensor) -> Generator[Waitable, None, Tensor]:
-        """Each member adds up a part of the elements, and all gather the parts."""
+        """Each member adds up a part of the elements, and all gather the parts; of few elements each adds up all."""
         flat, members = x.flatten(), self.comm.size
+        if at_once(flat, members):
+            return (yield from self._add_at_once(flat))
         total = torch.empty_like(flat)
         size, dtype = flat.element_size(), flat.dtype
         counts = dealt(len(flat), members)
@@ -99,6 +104,14 @@ class MpiSums:
         yield self.comm.Iallgatherv([bytes_of(mine), MPI.BYTE], [bytes_of(total), _layout(counts * size), MPI.BYTE])
         self.sent_bytes += (len(flat) - own + (members - 1) * own) * size
         return total
+
+    def _add_at_once(self, flat: Tensor) -> Generator[Waitable, None, Tensor]:
+        """Each member gets the shares of all, and adds all up: one message."""
+        came = torch.empty(self.comm.size, len(flat), dtype=flat.dtype)
+        self._under_way = flat, came
+        yield self.comm.Iallgather([bytes_of(flat), MPI.BYTE], [bytes_of(came), MPI.BYTE])
+        self.sent_bytes += (self.comm.size - 1) * flat.nbytes
+        return in_order(came).to(flat.dtype)
 
     def _add_rows(self, x: Tensor, rows: OwnRows) -> Generator[Waitable, None, Tensor]:
         """Each member gets the rows of all, and adds all up: one message."""
@@ -160,9 +173,14 @@ def dealt(elements: int, members: int) -> Ints:
     return np.diff(ends, prepend=0)
 
 
+def at_once(x: Tensor, members: int) -> bool:
+    """Return whether members send each other whole shares, since these are small, and each adds all up."""
+    return (members - 1) * x.nbytes <= _AT_ONCE_BYTES
+
+
 def sent_by_all(x: Tensor, members: int) -> int:
-    """Return the bytes that a member sends on average if all of a share are sent: 2 (K - 1) / K of it."""
-    return 2 * (members - 1) * x.nbytes // members
+    """Return the bytes that a member sends on average if all of a share are sent: K - 1 or 2 (K - 1) / K of it."""
+    return (members - 1) * x.nbytes if at_once(x, members) else 2 * (members - 1) * x.nbytes // members
 
 
 def by_columns(x: Tensor, columns: Ints) -> Tensor:

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcdecode.exchange.own_rows import OwnRows
-from hpcdecode.exchange.sums import Ints, MpiSums, Sums, dealt, in_order, sent_by_all
+from hpcdecode.exchange.sums import Ints, MpiSums, Sums, at_once, dealt, in_order, sent_by_all
 from hpcdecode.mpi.collectives import broadcast, gather_all
 from hpcdecode.mpi.wait import Waitable
 
@@ -71,6 +71,12 @@ class TorchSums:
     def add(self, share: Tensor, rows: OwnRows | None = None) -> Generator[Waitable, None, Tensor]:
         """Yield what to wait for; return the sum of all members' shares. All rows are sent, whatever `rows` says."""
         flat, members = share.detach().contiguous().flatten(), self.comm.size
+        self.whole_bytes += sent_by_all(flat, members)
+        if at_once(flat, members):
+            every = flat.new_empty(members * len(flat))
+            yield TorchWork(self._group._allgather_base(every, flat))
+            self.sent_bytes += (members - 1) * flat.nbytes
+            return in_order(every.view(members, -1)).to(flat.dtype).view(share.shape)
         counts = dealt(len(flat), members)
         own, most = int(counts[self.member]), int(counts.max())
         came = flat.new_empty(members * own)
@@ -80,7 +86,6 @@ class TorchSums:
         yield TorchWork(self._group._allgather_base(sums, mine))
         parts = zip(sums.split(most), counts.tolist(), strict=True)
         self.sent_bytes += (len(flat) - own + (members - 1) * most) * flat.element_size()
-        self.whole_bytes += sent_by_all(flat, members)
         return torch.cat([part[:count] for part, count in parts]).view(share.shape)
 
     def gather(self, part: Tensor, columns: Ints) -> Generator[Waitable, None, list[Tensor]]:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from hpcdecode.exchange import sums as module
 from hpcdecode.exchange.own_rows import OwnRows
 from hpcdecode.exchange.sums import MpiSums, Sums
 from hpcdecode.exchange.tensors import receive_tensors, send_tensors
@@ -14,7 +15,8 @@ from hpcdecode.mpi.collectives import gather_all
 from hpcdecode.mpi.wait import wait, waited
 
 WORLD = MPI.COMM_WORLD
-SHAPES = ((1, 1), (1, 64), (3, 200), (1, 5, 96), (129, 1000))
+FEW_BYTES = module._AT_ONCE_BYTES
+SHAPES = ((1, 1), (1, 64), (3, 200), (1, 5, 96), (129, 1000), (301, 1000))
 
 
 def shares(members: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -70,9 +72,15 @@ def routed(members: int, chosen: int, dtype: torch.dtype, tokens: int) -> tuple[
     return owners, parts
 
 
-def check_own_rows(comm: MPI.Intracomm) -> None:
-    """Sums of rows that some members have: the bits of all rows', and the bytes that `OwnRows.way` counts."""
+def check_own_rows(comm: MPI.Intracomm, at_once: bool) -> None:
+    """Sums of rows that some members have: the bits of all rows', and the bytes that `OwnRows.way` counts.
+
+    Args:
+        comm: of the members.
+        at_once: whether shares are as small as those that go by one collective.
+    """
     seen = set()
+    module._AT_ONCE_BYTES = FEW_BYTES if at_once else 0
     for dtype in (torch.float32, torch.bfloat16):
         for chosen, tokens in ((1, 1), (1, 40), (2, 1), (2, 40), (comm.size, 40), (2 * comm.size, 3)):
             owners, parts = routed(comm.size, chosen, dtype, tokens)
@@ -86,8 +94,11 @@ def check_own_rows(comm: MPI.Intracomm) -> None:
             sent, sent_whole = (sum(gather_all(comm, each.sent_bytes, int)) for each in (sums, whole))
             n, k, row = int(rows.counts.sum()), comm.size, 768 * dtype.itemsize
             of_way = {"rows": (k - 1) * n, "columns": (k - 1) * (n / k + tokens), "all": 2 * (k - 1) * tokens}
+            assert of_way[rows.way] == min(of_way.values())
+            if at_once:
+                of_way = dict.fromkeys(("rows", "columns"), (k - 1) * n) | {"all": (k - 1) * k * tokens}
             assert sent_whole == of_way["all"] * row, (sent_whole, of_way, row)
-            assert of_way[rows.way] == min(of_way.values()) and abs(sent - of_way[rows.way] * row) < 1, (sent, of_way)
+            assert abs(sent - of_way[rows.way] * row) < 1, (sent, of_way)
             assert sums.whole_bytes == whole.whole_bytes and abs(sent_whole - k * whole.whole_bytes) < k
             few = parts[comm.rank][:, :70].contiguous()  # some members add nothing up
             assert torch.equal(waited(sums.add(few, rows)), found[0, :, :70])
@@ -109,7 +120,9 @@ for size in (2, 3, 4):
     comm = WORLD.Split(0 if WORLD.rank < size else MPI.UNDEFINED)
     if comm != MPI.COMM_NULL:
         check(comm, MpiSums(comm))
-        check_own_rows(comm)
+        check_own_rows(comm, True)
+        check_own_rows(comm, False)
+        module._AT_ONCE_BYTES = FEW_BYTES
         for sums in torch_sums([comm, comm], "gloo"):  # of two lanes
             check(comm, sums)
         check_both_under_way(*torch_sums([comm, comm], "gloo"))
