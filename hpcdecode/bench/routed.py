@@ -6,6 +6,7 @@ The S-rank that is the lead prints a list of RoutedRun as JSON.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from statistics import fmean
 
 import msgspec
@@ -103,21 +104,23 @@ def _spent(own: OperationSeconds, operations: tuple[str, ...]) -> float:
     return sum(own.get(o, 0.0) for o in operations)
 
 
-def main(model: str, copies: int, batch: int, steps: int, passes: int, balances: list[float]) -> list[RoutedRun]:
-    """Measure both routes in turn at each balance; return the same on every rank."""
+def main(
+    model: str, copies: int, lanes: int, batch: int, steps: int, passes: int, balances: Sequence[float]
+) -> list[RoutedRun]:
+    """Measure both routes in turn at each balance; return that on the lead, nothing on other ranks."""
     rotational, fixed = (_Route(model, route, copies, batch, steps) for route in ("rotational", "fixed"))
     contexts = [rotational.balanced(balance) for balance in balances]
     found = []
     for _ in range(passes):
         for balance, context in zip(balances, contexts, strict=True):
-            for route, lanes in ((rotational, copies + 1), (fixed, 2), (fixed, 1)):
+            for route, count in ((rotational, lanes), (fixed, 2), (fixed, 1)):
                 way = route.run(balance, context, 1).step
-                found.append(route.run(balance, context, lanes, way))
+                found.append(route.run(balance, context, count, way))
     return found if rotational.team.lead else []
 
 
 if __name__ == "__main__":
-    numbers = [int(argument) for argument in sys.argv[2:6]]
-    runs = main(sys.argv[1], numbers[0], numbers[1], numbers[2], numbers[3], [float(x) for x in sys.argv[6:]])
+    copies, lanes, batch, steps, passes = map(int, sys.argv[2:7])
+    runs = main(sys.argv[1], copies, lanes, batch, steps, passes, [float(x) for x in sys.argv[7:]])
     if runs:
         print(msgspec.json.encode(runs).decode())

@@ -1,6 +1,6 @@
 """`hpcdecode bench routes`: Lamina's rotation of lanes over copies of a model, against lanes that stay on one copy.
 
-K S-ranks, each with the whole model, and one R-rank. `rotational` has K + 1 lanes that go round all S-ranks, `fixed`
+K S-ranks, each with the whole model, and one R-rank. `rotational` has lanes that go round all S-ranks, `fixed`
 the same ranks as K groups with two lanes each, or one. The context is chosen so that a slice takes `--balance` times as
 long as its attention. Steps are held against the formula (Lamina, section 5.3): with t_m and t_a a layer's slice and
 attention, n lanes take max(n t_m / K, n t_a, the way of one lane), with home's logits in the first. t_m and t_a are
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
     add = parser.add_argument
     add("--copies", type=int, default=2, metavar="K", help="S-ranks (%(default)s)")
+    add("--lanes", type=int, metavar="N", help="lanes of the rotation (K + 1)")
     add("--batch", type=int, default=64, metavar="B", help="sequences of a lane (%(default)s)")
     add("--balance", type=float, nargs="+", default=[1.0, 2.0], metavar="X", help="t_m / t_a (default: 1 2)")
     add("--steps", type=int, default=4, metavar="N", help="of a measurement (%(default)s)")
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> Report:
     Raises:
         UserError: If a number is too small, or the ranks cannot have their shares.
     """
-    for name, least in (("copies", 2), ("batch", 1), ("steps", 1), ("passes", 1)):
+    args.lanes = args.copies + 1 if args.lanes is None else args.lanes
+    for name, least in (("copies", 2), ("lanes", 1), ("batch", 1), ("steps", 1), ("passes", 1)):
         if getattr(args, name) < least:
             raise UserError(f"--{name}: expected {least} or more, got {getattr(args, name)}")
     if min(args.balance) <= 0:
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> Report:
     args.work.mkdir(parents=True, exist_ok=True)
     ranks, cores = args.copies + 1, len(os.sched_getaffinity(0))
     site = Site(args.work.resolve(), args.model)
-    numbers = (args.copies, args.batch, args.steps, args.passes, *args.balance)
+    numbers = (args.copies, args.lanes, args.batch, args.steps, args.passes, *args.balance)
     command = [sys.executable, "-m", "hpcdecode.bench.routed", str(site.checkpoint), *map(str, numbers)]
     if ranks <= cores:
         share, said = 1.0, site.call("routes", [*launcher(ranks), *command])
