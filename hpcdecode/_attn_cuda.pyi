@@ -77,7 +77,7 @@ class KvCache:
 
         Args:
             layers: Shapes of the model's attention layers.
-            kv_dtype: float32, float16, bfloat16 or int8.
+            kv_dtype: float32, float16, bfloat16, int8, k8v4 or int4.
             capacity_tokens: Tokens to hold, rounded up to whole blocks.
             max_sequences: Slots are 0 to max_sequences - 1.
             block_tokens: Tokens of a block.

@@ -21,7 +21,7 @@ from hpcdecode.errors import UserError
 if TYPE_CHECKING:
     from hpcdecode import _attn_cuda
 
-KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4", "int4")
 _MOST_V_DIM = 256  # kMaxVDim of native/attn_cuda
 
 

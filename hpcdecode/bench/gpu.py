@@ -1,11 +1,11 @@
 """`hpcdecode bench gpu`: what a GPU does as S-rank, as R-rank and as both, against what it allows.
 
 A random Llama checkpoint is made once and kept in the work folder. Attention is verified against float64 first.
-attention: GB/s of attn_cuda against copying on the device, and what torch's operations do for latents, narrow K and V
-and recurrent states. slices: a step's slices and logits of B sequences against
-their bare GEMMs, operator by operator and by torch's compiler. transfers: the seconds that the copies of a step add to
-its slices, against what they take alone. jobs: tokens/s of whole jobs by where S and R are, against one process on the
-GPU; and of transformers' continuous batching. --gpu-memory bounds what a rank takes of a GPU, as a smaller card would.
+attention: GB/s of attn_cuda against copying on the device, and what torch's operations do for latents and recurrent
+states. slices: a step's slices and logits of B sequences against their bare GEMMs, operator by operator and by torch's
+compiler. transfers: the seconds that the copies of a step add to its slices, against what they take alone. jobs:
+tokens/s of whole jobs by where S and R are, against one process on the GPU; and of transformers' continuous batching.
+--gpu-memory bounds what a rank takes of a GPU, as a smaller card would.
 The S-rank idles for what its slices, measured alone at a lane's batch, leave of the decode time.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.cuda import state
+from hpcdecode.attention.cuda import KV_DTYPES, state
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench import filled, gpu_torch
 from hpcdecode.bench.contenders import Hpcdecode, Site, launcher
@@ -39,6 +39,8 @@ from hpcdecode.report.benchmark import case, machine, seconds_of
 from hpcdecode.system.bandwidth import read_rate
 from hpcdecode.system.cores import nodes_of
 from hpcdecode.system.sizes import parse_bytes
+
+_KV_DTYPES = ("bfloat16", "int8", "k8v4", "int4")
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", choices=tuple(SHAPES), default="355m", help="checkpoint to make (%(default)s)")
     add("--batch", type=int, nargs="+", default=[64, 256, 1024], help="(default: 64 256 1024)")
     add("--context", type=int, nargs="+", default=[2048, 8192], help="tokens of a sequence (default: 2048 8192)")
-    add("--kv-dtype", nargs="+", default=["bfloat16", "int8"], help="(default: bfloat16 int8)")
+    add("--kv-dtype", nargs="+", default=list(_KV_DTYPES), choices=KV_DTYPES, help=f"(default: {' '.join(_KV_DTYPES)})")
     add("--rows", type=int, default=512, help="of the jobs (%(default)s)")
     add("--new-tokens", type=int, default=128, help="of every row (%(default)s)")
     add("--gpu-memory", type=parse_bytes, metavar="SIZE", help="that jobs take of the GPU at most, such as 24G")

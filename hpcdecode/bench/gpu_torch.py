@@ -1,4 +1,4 @@
-"""What R-ranks on a GPU do by torch's operations, of `hpcdecode bench gpu`: latents, narrow K and V, recurrent states.
+"""What R-ranks on a GPU do by torch's operations, of `hpcdecode bench gpu`: latents and recurrent states.
 
 All is verified against float64 first. Rates are those of the bytes that kernels would move, against copying.
 """
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.base import LATENT_KV_DTYPES, KvCache
 from hpcdecode.attention.open import open_on_device
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape
 from hpcdecode.attention.torch_states import TorchStateStore
@@ -24,7 +24,6 @@ from hpcdecode.report.benchmark import case
 
 _TOLERANCE = 2**-7  # share of the largest output; bfloat16 rows and outputs
 _COPIED = 1 << 28  # bytes
-LLAMA = LayerShape(8, 128, 128, 32, 128**-0.5)
 
 
 def opened(shape: LayerShape, kv_dtype: str, lengths: Sequence[int], device: torch.device) -> KvCache:
@@ -49,9 +48,9 @@ def latents(
     passes: int,
     names: Sequence[str] = tuple(MODELS),
 ) -> Iterator[Case]:
-    """Yield GB/s over the latents of known models, and over K and V of 8 and 4 bits."""
+    """Yield GB/s over the latents of known models, for those of the data types that latents have."""
     asked = [(name, MODELS[name].latent, kv_dtype) for name in names for kv_dtype in kv_dtypes]
-    for name, shape, kv_dtype in [*asked, ("GQA4 d128", LLAMA, "k8v4")]:
+    for name, shape, kv_dtype in (each for each in asked if each[2] in LATENT_KV_DTYPES):
         filled.verify(opened(shape, kv_dtype, filled.LENGTHS, device), shape, kv_dtype, device)
         for context in contexts:
             about = f"attention by torch, {kv_dtype}, {name}, {batch} sequences of {context}"

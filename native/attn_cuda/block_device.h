@@ -44,6 +44,11 @@ struct Block {
 HPC_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 HPC_DEVICE uint32_t as_bits(float x) { return __float_as_uint(x); }
 HPC_DEVICE uint16_t bf16_of(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+// Returns the differences of two pairs of bfloat16 numbers.
+HPC_DEVICE uint32_t minus_bf16(uint32_t a, uint32_t b) {
+    const __nv_bfloat162 d = __hsub2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
+    return reinterpret_cast<const uint32_t&>(d);
+}
 HPC_DEVICE uint16_t f16_of(float x) { return __half_as_ushort(__float2half_rn(x)); }
 HPC_DEVICE float float_of_f16(uint16_t h) { return __half2float(__ushort_as_half(h)); }
 HPC_DEVICE float infinity() { return as_float(0x7f800000u); }

@@ -21,6 +21,11 @@ inline uint16_t bf16_of(float x) {
     if ((b & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((b >> 16) | 0x40);
     return static_cast<uint16_t>((b + 0x7fff + ((b >> 16) & 1)) >> 16);
 }
+// Returns the differences of two pairs of bfloat16 numbers.
+inline uint32_t minus_bf16(uint32_t a, uint32_t b) {
+    const auto half = [](uint32_t x, uint32_t y) { return uint32_t{bf16_of(as_float(x) - as_float(y))}; };
+    return half(a << 16, b << 16) | half(a & 0xffff0000u, b & 0xffff0000u) << 16;
+}
 inline uint16_t f16_of(float x) {
     const uint32_t b = as_bits(x), size = b & 0x7fffffffu, sign = b >> 16 & 0x8000u;
     if (size > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);

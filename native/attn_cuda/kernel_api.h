@@ -15,15 +15,21 @@ constexpr int kRows = 16;
 constexpr int kMaxVDim = 256;
 constexpr int kMaxRotation = 256;
 
-// How a block keeps one KV head of a layer: [block_tokens] rows of K, as many of V, then their scales. Zeros pad rows
-// to multiples of 16 elements. int8 is stored as code + 128, with a bfloat16 scale for K and one for V of a token,
-// after a rotation of K and V in parts of k_rotation and v_rotation elements (rotate.h).
+// How a block keeps one KV head of a layer: [block_tokens] rows of K, as many of V, then their scales, then their
+// middles. Zeros pad rows to multiples of 16 elements and of 16 bytes, which threads load at once, neighbours next to
+// each other. int8 is stored as code + 128, with a bfloat16 scale for K and one for V of a token, after a rotation of K
+// and V in parts of k_rotation and v_rotation elements (rotate.h). V of k8v4 and int4, and K of int4, have a bfloat16
+// middle, too, and codes of 4 bits and of 6 (kernels/codes.h).
+//
+// What attention must read of a token and head of 128 dims, in bytes: 512 of 16-bit types, 260 of int8, 128 + 64 + 6 of
+// k8v4, 96 + 64 + 8 of int4.
 struct HeadLayout {
     int k_dim, v_dim, k_pad, v_pad;  // elements
     int k_rotation, v_rotation;      // elements, a power of two; 1: as they came
     int block_tokens;
-    int k_row, v_row;        // bytes
-    int64_t v_rows, scales;  // bytes from the head's start
+    int k_row, v_row;  // bytes
+    bool k_middle, v_middle;
+    int64_t v_rows, scales, middles;  // bytes from the head's start
     int64_t head_bytes, block_bytes;
 };
 

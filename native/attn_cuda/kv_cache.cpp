@@ -14,7 +14,21 @@ constexpr size_t kBatches = 8;  // calls whose sequences stay on the device: tho
 
 int round_up(int x, int unit) { return (x + unit - 1) / unit * unit; }
 
-int bytes_of(KvType type) { return type == KvType::kF32 ? 4 : type == KvType::kI8 ? 1 : 2; }
+// How a type keeps K or V of a token: the bits of an element, and whether it has a scale and a middle.
+struct Form {
+    int bits;
+    bool scale, middle;
+    int row(int padded) const { return round_up(padded * bits / 8, 16); }
+};
+Form k_form(KvType type) {
+    if (type == KvType::kI4) return {6, true, true};
+    if (type == KvType::kI8 || type == KvType::kK8V4) return {8, true, false};
+    return {type == KvType::kF32 ? 32 : 16, false, false};
+}
+Form v_form(KvType type) {
+    if (type == KvType::kI4 || type == KvType::kK8V4) return {4, true, true};
+    return k_form(type);
+}
 
 // Returns the largest power of two that divides `dim`, up to kMaxRotation.
 int rotation_of(int dim) {
@@ -24,19 +38,23 @@ int rotation_of(int dim) {
 }
 
 HeadLayout head_layout(const LayerShape& s, KvType type, int block_tokens) {
+    const Form k = k_form(type), v = v_form(type);
     HeadLayout h{};
     h.k_dim = s.k_dim;
     h.v_dim = s.v_dim;
     h.k_pad = round_up(s.k_dim, 16);
     h.v_pad = round_up(s.v_dim, 16);
-    h.k_rotation = type == KvType::kI8 ? rotation_of(s.k_dim) : 1;
-    h.v_rotation = type == KvType::kI8 ? rotation_of(s.v_dim) : 1;
+    h.k_rotation = k.scale ? rotation_of(s.k_dim) : 1;
+    h.v_rotation = v.scale ? rotation_of(s.v_dim) : 1;
     h.block_tokens = block_tokens;
-    h.k_row = h.k_pad * bytes_of(type);
-    h.v_row = h.v_pad * bytes_of(type);
+    h.k_middle = k.middle;
+    h.v_middle = v.middle;
+    h.k_row = k.row(h.k_pad);
+    h.v_row = v.row(h.v_pad);
     h.v_rows = int64_t{block_tokens} * h.k_row;
     h.scales = h.v_rows + int64_t{block_tokens} * h.v_row;
-    h.head_bytes = h.scales + (type == KvType::kI8 ? round_up(block_tokens * 4, 16) : 0);
+    h.middles = h.scales + round_up(block_tokens * 2 * (k.scale + v.scale), 16);
+    h.head_bytes = h.middles + round_up(block_tokens * 2 * (k.middle + v.middle), 16);
     h.block_bytes = h.head_bytes * s.kv_heads;
     return h;
 }
@@ -45,9 +63,10 @@ HeadLayout head_layout(const LayerShape& s, KvType type, int block_tokens) {
 
 std::vector<LayerArgs> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens) {
     check_shapes(layers, block_tokens);
-    if (type == KvType::kK8V4 || type == KvType::kI4)
-        invalid(std::string("kv_dtype: expected float32, float16, bfloat16 or int8 on a device, got '") +
-                (type == KvType::kI4 ? "int4'" : "k8v4'"));
+    const bool latent = std::any_of(layers.begin(), layers.end(), [](const LayerShape& s) { return s.latent; });
+    if (latent && (type == KvType::kK8V4 || type == KvType::kI4))
+        invalid(std::string("kv_dtype: expected float32, float16, bfloat16 or int8 for values in K, got ") +
+                (type == KvType::kI4 ? "int4" : "k8v4"));
     std::vector<LayerArgs> out;
     for (const LayerShape& s : layers) {
         if (s.latent) invalid("expected K and V of their own on a device, got values in K (latent attention)");

@@ -89,15 +89,16 @@ def test_same_bits_however_batched_and_in_blocks_of_any_size(name, kv_dtype, dev
     assert torch.equal(whole[starts[6] : starts[7]], run(batch, kv_dtype, device, which=[6]))
 
 
-def test_many_queries_equal_one_at_a_time(device):
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int4"])
+def test_many_queries_equal_one_at_a_time(kv_dtype, device):
     """A chunk of 70 queries x 12 heads of one KV head, many row blocks, gives what decoding gives."""
     s = LayerShape(1, 32, 48, 12, 0.2, window=300)
-    chunk = run(make_batch(s, [600], [70]), "bfloat16", device)
+    chunk = run(make_batch(s, [600], [70]), kv_dtype, device)
     for j in (0, 1, 33, 69):
         length = 600 - 70 + j + 1
         batch = make_batch(s, [600], [70])
         batch.rows[0], batch.lengths[0], batch.counts[0] = batch.rows[0][:length], length, 1
-        assert torch.equal(chunk[j : j + 1], run(batch, "bfloat16", device))
+        assert torch.equal(chunk[j : j + 1], run(batch, kv_dtype, device))
 
 
 def test_layers_of_different_shapes(device):
@@ -137,8 +138,9 @@ def test_forks_take_their_own_ways(kv_dtype, device):
 
 def test_what_the_kernels_do_not_take_is_refused():
     for s, kv_dtype, message in (
-        (shape(1, 64, 1), "int4", "kv_dtype: expected float32, float16, bfloat16 or int8 on a device, got 'int4'"),
-        (shape(1, 64, 1), "k8v4", "kv_dtype: expected float32, float16, bfloat16 or int8 on a device, got 'k8v4'"),
+        (shape(1, 64, 1), "int2", "kv_dtype: expected float32, float16, bfloat16, int8, k8v4 or int4, got 'int2'"),
+        (shape(1, 40, 4, v_dim=32, latent=True), "int4", "float16, bfloat16 or int8 for values in K, got int4"),
+        (shape(1, 64, 1, v_dim=512), "k8v4", "expected V heads of at most 256 dims on a device, got 512"),
         (shape(1, 64, 1, v_dim=512), "bfloat16", "expected V heads of at most 256 dims on a device, got 512"),
         (shape(1, 1024, 1, v_dim=64), "float32", "bytes of shared memory"),
         (shape(1, 40, 4, v_dim=32, latent=True), "float32", r"on a device, got values in K \(latent attention\)"),

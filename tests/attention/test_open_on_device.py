@@ -22,8 +22,10 @@ LATENT = LayerShape(1, 48, 32, 4, 0.2, latent=True)
 STATE = RecurrentShape(4, 2, 16, 24, 4, has_beta=True)
 MODELS = {
     "heads": ([HEADS] * 2, "bfloat16", "attn_cuda"),
-    "heads, int4": ([HEADS] * 2, "int4", "torch"),
+    "heads, k8v4": ([HEADS] * 2, "k8v4", "attn_cuda"),
+    "heads, int4": ([HEADS] * 2, "int4", "attn_cuda"),
     "wide V": ([replace(HEADS, v_dim=512)], "float32", "torch"),
+    "wide V, int4": ([replace(HEADS, v_dim=512)], "int4", "torch"),
     "latents": ([LATENT, LATENT], "int8", "torch"),
     "latents and heads": ([LATENT, HEADS], "bfloat16", "torch"),
     "heads and states": ([STATE, HEADS, STATE], "float32", "attn_cuda"),

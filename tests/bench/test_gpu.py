@@ -28,7 +28,7 @@ def test_without_a_gpu_it_says_so():
 def test_every_part_yields_its_cases(tmp_path):
     site = Site(tmp_path, "tiny")
     found = [*bench_gpu.attention(CPU, 2, [70], ["int8"], 1)]
-    found += gpu_torch.latents(CPU, 2, [70], ["bfloat16"], 1, ["glm-4.7-flash"])
+    found += gpu_torch.latents(CPU, 2, [70], ["bfloat16", "k8v4"], 1, ["glm-4.7-flash"])
     found += gpu_torch.states(CPU, 2, 1, ["gated-deltanet"])
     model = load_split(site.checkpoint, dtype="bfloat16")
     found += bench_gpu.slices(model, site.shape, 3, 1)
@@ -38,7 +38,7 @@ def test_every_part_yields_its_cases(tmp_path):
     found += bench_gpu.jobs(site, Workload("t", 6, 4, 9, 3), worlds, ["--batch", "4"], 4, each)
     names = (
         ["attention"] * 3
-        + ["attention by torch"] * 2
+        + ["attention by torch"]  # k8v4 is no data type of latents
         + ["states by torch"]
         + ["slices", "transfers", "job", "S-rank idle while rows decode", "job"]
     )

@@ -12,11 +12,11 @@ using namespace hpcdecode;
 namespace {
 
 #ifdef HPCDECODE_BLOCK_THREADS
-const std::vector<int> kLengths = {140};                         // three tiles
-const std::vector<KvType> kTypes = {KvType::kF32, KvType::kI8};  // those whose phases differ
+const std::vector<int> kLengths = {140};                                      // three tiles
+const std::vector<KvType> kTypes = {KvType::kF32, KvType::kI8, KvType::kI4};  // those whose phases differ
 #else
 const std::vector<int> kLengths = {1, 64, 65, 700};
-const std::vector<KvType> kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI8};
+const std::vector<KvType> kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI8, KvType::kK8V4, KvType::kI4};
 #endif
 
 // One output of decode attention, in double.
@@ -34,6 +34,21 @@ double plain(const LayerShape& s, const std::vector<float>& kv, const std::vecto
         sum += std::exp(score) * kv[t * columns + s.kv_heads * s.k_dim + kv_head * s.v_dim + dim];
     }
     return sum / total;
+}
+
+// Returns how far off outputs of normal numbers may be: those of one token are off by what V is.
+double bound_of(KvType type) {
+    switch (type) {
+        case KvType::kF32:
+            return 1e-4;
+        case KvType::kI8:
+            return 0.1;
+        case KvType::kK8V4:
+        case KvType::kI4:
+            return 0.8;
+        default:
+            return 0.06;
+    }
 }
 
 // Appends a prompt, forks it, then decodes in both, with buffers of the exact size.
@@ -54,7 +69,7 @@ void attend_case(KvType type, const LayerShape& s, int length, int block_tokens)
     for (int head = 0; head < s.q_heads; ++head) {
         for (int d = 0; d < s.v_dim; ++d) {
             const double want = plain(s, kv, row, head, d), got = out[head * s.v_dim + d];
-            const double bound = type == KvType::kF32 ? 1e-4 : type == KvType::kI8 ? 0.1 : 0.06;
+            const double bound = bound_of(type);
             if (std::fabs(want - got) <= bound && got == out[s.out_columns() + head * s.v_dim + d]) continue;
             CHECK(false, "type %d dims %d %d length %d blocks of %d: %g, expected %g", static_cast<int>(type), s.k_dim,
                   s.v_dim, length, block_tokens, got, want);

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from hpcdecode.attention import cuda as attention_cuda
 from hpcdecode.attention.shapes import LayerShape
@@ -240,7 +241,7 @@ def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch
         attention_cuda, "block_bytes", lambda shapes, kv_dtype, block_tokens, device: 256 * block_tokens
     )
 
-    def room(own: str, kv_dtype: str = "bfloat16", nbytes: int = 256, **flags) -> float:
+    def room(own: str, kv_dtype: str = "bfloat16", nbytes: int = 256, shape: LayerShape = shape, **flags) -> float:
         """GiB of the KV cache."""
         rank = Rank(rank=0, host="a", cpus=[0], gpus=["x"], role="SR", device=own, kv_device="cuda:0")
         options = EngineOptions(model="", r_device="cuda", **flags)
@@ -254,8 +255,8 @@ def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch
     assert room("cpu", gpu_memory=24 * gib) == pytest.approx(14 * 0.7, rel=1e-4) and limits == []
     assert room("cuda:0", gpu_memory=24 * gib, kv_memory=20 * gib) == 20
     assert limits.pop() == pytest.approx(4 / 80)
-    own = 64 + 32 + 2 * 2 + 2  # bytes of a token, which torch allocates
-    assert room("cuda:0", "k8v4", own, gpu_memory=24 * gib) == pytest.approx(14 * 0.7, rel=1e-4)
+    wide, own = replace(shape, v_dim=512), 64 + 256 + 2 * 2 + 2  # bytes of a token, which torch allocates
+    assert room("cuda:0", "k8v4", own, wide, gpu_memory=24 * gib) == pytest.approx(14 * 0.7, rel=1e-4)
     assert limits.pop() == pytest.approx(24 / 80)
     with pytest.raises(UserError, match="no room for a KV cache"):  # the weights alone take more
         room("cuda:0", gpu_memory=8 * gib)

@@ -1,17 +1,19 @@
 // Writes K and V of one new token and KV head, and copies blocks.
 #pragma once
+#include "codes.h"
 #include "place.h"
 #include "rotate.h"
 
 namespace hpcdecode {
 
-// Gives all threads the largest |x| of a row. tops: Room for one of each warp.
-HPC_DEVICE void largest(Block& block, const float* row, int dims, float* tops, Own<float>& top) {
+// Gives all threads the largest of(x) of a row, `least` at least. tops: Room for one of each warp.
+template <class Of>
+HPC_DEVICE void largest(Block& block, const float* row, int dims, float* tops, float least, Of&& of, Own<float>& top) {
     block.each([&](int t) {
-        top[t] = 0.0f;
+        top[t] = least;
         for (int d = t; d < dims; d += kThreads) {
-            const float x = row[d], size = x < 0 ? -x : x;
-            top[t] = size > top[t] ? size : top[t];
+            const float x = of(row[d]);
+            top[t] = x > top[t] ? x : top[t];
         }
     });
     larger_of<kWarp>(block, top);
@@ -25,30 +27,58 @@ HPC_DEVICE void largest(Block& block, const float* row, int dims, float* tops, O
     block.sync();
 }
 
-template <class Num>
+// Gives all threads a row's scale and its middle, as floats: what they are rounded to, which native/attn_cpu/kernels/
+// numbers.h has to the same bits.
+template <class Row>
+HPC_DEVICE void find_scales(Block& block, const float* row, int dims, float* tops, Own<float>& scale,
+                            Own<float>& middle) {
+    if constexpr (Row::kMiddle) {
+        Own<float> low;
+        const auto plus = [](float x) { return x; };
+        const auto minus = [](float x) { return -x; };
+        largest(block, row, dims, tops, -infinity(), plus, scale);
+        largest(block, row, dims, tops, -infinity(), minus, low);
+        block.each([&](int t) {
+            const float least = -low[t];
+            scale[t] = float_of_bf16(bf16_of((scale[t] - least) / Row::kLevels));
+            middle[t] = float_of_bf16(bf16_of(least - Row::kLow * scale[t]));
+        });
+    } else {
+        largest(block, row, dims, tops, 0.0f, [](float x) { return x < 0 ? -x : x; }, scale);
+        block.each([&](int t) {
+            scale[t] = float_of_bf16(bf16_of(scale[t] / Row::kLevels));
+            middle[t] = 0.0f;
+        });
+    }
+}
+
+// Row: how it is kept. middle: null without one.
+template <class Row>
 HPC_DEVICE void write_row(Block& block, const void* data, ActType type, int64_t first, int dims, int padded,
-                          int rotation, uint8_t* to, uint16_t* scale) {
-    using Elem = typename Num::Elem;
-    if constexpr (Num::kScaled) {
+                          int rotation, uint8_t* to, uint16_t* scale, uint16_t* middle = nullptr) {
+    if constexpr (Row::kScaled) {
         float *tops = reinterpret_cast<float*>(block.smem), *row = tops + kWarps;
-        Own<float> factor;
+        Own<float> unit, base;
         block.each([&](int t) {
             for (int d = t; d < dims; d += kThreads) row[d] = load_act(data, type, first + d);
         });
         rotate(block, row, dims, rotation);
-        largest(block, row, dims, tops, factor);
+        find_scales<Row>(block, row, dims, tops, unit, base);
         block.each([&](int t) {
-            const uint16_t stored = bf16_of(factor[t] / Num::kLevels);
-            factor[t] = float_of_bf16(stored) > 0.0f ? 1.0f / float_of_bf16(stored) : 0.0f;
-            if (t == 0) *scale = stored;
-            for (int d = t; d < padded; d += kThreads)
-                reinterpret_cast<Elem*>(to)[d] = Num::encode(d < dims ? row[d] * factor[t] : 0.0f);
+            if (t == 0) {
+                *scale = bf16_of(unit[t]);
+                if constexpr (Row::kMiddle) *middle = bf16_of(base[t]);
+            }
+            const float factor = unit[t] > 0.0f ? 1.0f / unit[t] : 0.0f;
+            const auto in_units = [&](int d) { return d < dims ? (row[d] - base[t]) * factor : 0.0f; };
+            for (int i = t; i < Row::bytes(padded); i += kThreads) to[i] = Row::byte(in_units, padded, i);
         });
         block.sync();
     } else {
+        using Elem = typename Row::Elem;
         block.each([&](int t) {
             for (int d = t; d < padded; d += kThreads)
-                reinterpret_cast<Elem*>(to)[d] = Num::encode(d < dims ? load_act(data, type, first + d) : 0.0f);
+                reinterpret_cast<Elem*>(to)[d] = Row::encode(d < dims ? load_act(data, type, first + d) : 0.0f);
         });
     }
 }
@@ -60,11 +90,12 @@ HPC_DEVICE void append(Block& block, const AppendArgs& a) {
     const SequenceArgs& s = a.batch.sequences[a.batch.sequence_of[block.x]];
     const Place place = place_of(a.batch, a.layer, s, block.y, s.length - s.count + block.x - s.first_row);
     const int64_t row = block.x * a.kv.stride, v = static_cast<int64_t>(a.layer.heads) * h.k_dim;
-    uint16_t* scale = Num::kScaled ? scales(h, place) : nullptr;
-    write_row<Num>(block, a.kv.data, a.kv.type, row + block.y * h.k_dim, h.k_dim, h.k_pad, h.k_rotation,
-                   k_row(h, place), scale);
-    write_row<Num>(block, a.kv.data, a.kv.type, row + v + block.y * h.v_dim, h.v_dim, h.v_pad, h.v_rotation,
-                   v_row(h, place), Num::kScaled ? scale + 1 : nullptr);
+    uint16_t *scale = Num::kScaled ? scales(h, place) : nullptr, *v_scale = Num::kScaled ? scale + 1 : nullptr;
+    uint16_t *middle = Num::V::kMiddle ? middles(h, place) : nullptr, *v_middle = h.k_middle ? middle + 1 : middle;
+    write_row<typename Num::K>(block, a.kv.data, a.kv.type, row + block.y * h.k_dim, h.k_dim, h.k_pad, h.k_rotation,
+                               k_row(h, place), scale, middle);
+    write_row<typename Num::V>(block, a.kv.data, a.kv.type, row + v + block.y * h.v_dim, h.v_dim, h.v_pad, h.v_rotation,
+                               v_row(h, place), v_scale, v_middle);
 }
 
 // Grid: pair of blocks, layer.

@@ -20,6 +20,7 @@ struct Eight {
 template <class Num, int N>
 struct Attend {
     using Math = std::conditional_t<Num::kTensor, ByTensor<Num, N>, ByFloat<Num, N>>;
+    static constexpr bool kKMiddle = Num::K::kMiddle, kVMiddle = Num::V::kMiddle;
 
     Block& block;
     const AttendArgs& a;
@@ -30,9 +31,11 @@ struct Attend {
     int rows, begin, end;  // query rows; positions, from the first one of a tile
 
     Own<float> top, sum;  // of row t / 8: the greatest score so far, and the weights' sum relative to it
+    Own<float> q_sum;     // of row t / 8: the scaled query's sum, which K's middles are multiplied by
+    Own<float> middle;    // of row t / 8: the sum of V's middles, weighted as `sum` is
     Math math;
     Own<Place> next;  // of token t of the next tile, t < 64
-    Own<uint32_t> next_scales;
+    Own<uint32_t> next_scales, next_middles;
 
     template <class T>
     HPC_DEVICE T* shared(int offset) const {
@@ -95,10 +98,12 @@ struct Attend {
                 for (int i = t; i < kRows * h.k_dim; i += kThreads) rotated[i] = query(i / h.k_dim, i % h.k_dim) * part;
             });
             rotate(block, rotated, kRows * h.k_dim, h.k_rotation);
+            if constexpr (kKMiddle) sum_queries(rotated);
         }
         block.each([&](int t) {
             top[t] = -infinity();
             sum[t] = 0.0f;
+            if constexpr (kVMiddle) middle[t] = 0.0f;
             math.clear(t);
             for (int i = t; i < kRows * h.k_pad; i += kThreads) {
                 const int row = i / h.k_pad, d = i % h.k_pad;
@@ -111,12 +116,26 @@ struct Attend {
         });
     }
 
+    HPC_DEVICE void sum_queries(const float* rotated) {
+        block.each([&](int t) {
+            q_sum[t] = 0.0f;
+            for (int d = t % 8; d < h.k_dim; d += 8) q_sum[t] += rotated[t / 8 * h.k_dim + d];
+        });
+        sum_of<8>(block, q_sum);
+        block.each([&](int t) { q_sum[t] *= a.layer.scale; });
+    }
+
     // Begins to read the block ids of the tile at `base`.
     HPC_DEVICE void look_up(int base) {
         block.each([&](int t) {
             if (t >= kTile || base + t >= end) return;
             next[t] = place_of(a.batch, a.layer, sequence, block.y, base + t);
             if constexpr (Num::kScaled) next_scales[t] = *reinterpret_cast<const uint32_t*>(scales(h, next[t]));
+            if constexpr (kKMiddle) {
+                next_middles[t] = *reinterpret_cast<const uint32_t*>(middles(h, next[t]));
+            } else if constexpr (kVMiddle) {
+                next_middles[t] = *middles(h, next[t]);
+            }
         });
     }
 
@@ -128,9 +147,15 @@ struct Attend {
             shared<const uint8_t*>(stage.at.k_rows)[t] = there ? k_row(h, next[t]) : nullptr;
             shared<const uint8_t*>(stage.at.v_rows)[t] = there ? v_row(h, next[t]) : nullptr;
             if constexpr (Num::kScaled) {
-                const int side = base / kTile % 2 * kTile;
-                shared<float>(stage.at.k_scales)[side + t] = there ? float_of_bf16(next_scales[t] & 0xffffu) : 0.0f;
-                shared<float>(stage.at.v_scales)[side + t] = there ? float_of_bf16(next_scales[t] >> 16) : 0.0f;
+                const int at = base / kTile % 2 * kTile + t;
+                const uint32_t both = there ? next_scales[t] : 0;
+                shared<float>(stage.at.k_scales)[at] = float_of_bf16(both & 0xffffu);
+                shared<float>(stage.at.v_scales)[at] = float_of_bf16(both >> 16);
+                if constexpr (kVMiddle) {
+                    const uint32_t of_both = there ? next_middles[t] : 0;
+                    if constexpr (kKMiddle) shared<float>(stage.at.k_middles)[at] = float_of_bf16(of_both & 0xffffu);
+                    shared<float>(stage.at.v_middles)[at] = float_of_bf16(kKMiddle ? of_both >> 16 : of_both);
+                }
             }
         });
     }
@@ -160,7 +185,7 @@ struct Attend {
     // Turns scores into weights relative to 2^top. Thread t has every eighth token of row t / 8.
     HPC_DEVICE void weigh(int base) {
         Own<Eight> s;
-        Own<float> high, fade, part;
+        Own<float> high, fade, part, of_middles;
         const int side = base / kTile % 2 * kTile;
         block.each([&](int t) {
             const Span seen = t / 8 < rows ? visible(a.layer, sequence, item.row_block * kRows + t / 8) : Span{0, 0};
@@ -170,6 +195,7 @@ struct Attend {
                 const int i = t % 8 + j * 8;
                 float x = shared<float>(stage.at.scores)[t / 8 * kScoreStride + i] * a.layer.scale;
                 if constexpr (Num::kScaled) x *= shared<float>(stage.at.k_scales)[side + i];
+                if constexpr (kKMiddle) x += q_sum[t] * shared<float>(stage.at.k_middles)[side + i];
                 if (a.layer.softcap > 0.0f) x = a.layer.softcap * tanhf(x / a.layer.softcap);
                 s[t].v[j] = base + i >= seen.low && base + i < seen.high ? x * kLog2E : -infinity();
                 high[t] = s[t].v[j] > high[t] ? s[t].v[j] : high[t];
@@ -182,11 +208,13 @@ struct Attend {
             fade[t] = none ? 1.0f : exp2f(top[t] - now);
             top[t] = now;
             part[t] = 0.0f;
+            if constexpr (kVMiddle) of_middles[t] = 0.0f;
             HPC_UNROLL
             for (int j = 0; j < 8; ++j) {
                 const int i = t % 8 + j * 8;
                 float w = none ? 0.0f : math.rounded(exp2f(s[t].v[j] - now));
                 part[t] += w;
+                if constexpr (kVMiddle) of_middles[t] += w * shared<float>(stage.at.v_middles)[side + i];
                 if constexpr (Num::kScaled) w *= shared<float>(stage.at.v_scales)[side + i];
                 shared<float>(stage.at.scores)[t / 8 * kScoreStride + i] = w;
             }
@@ -194,11 +222,22 @@ struct Attend {
         });
         sum_of<8>(block, part);
         block.each([&](int t) { sum[t] = sum[t] * fade[t] + part[t]; });
+        if constexpr (kVMiddle) {
+            sum_of<8>(block, of_middles);
+            block.each([&](int t) { middle[t] = middle[t] * fade[t] + of_middles[t]; });
+        }
     }
 
     HPC_DEVICE void write() {
         const int stride = 2 + h.v_pad;
         float* out = a.partials + (static_cast<int64_t>(block.x) * a.layer.heads + block.y) * kRows * stride;
+        float* added = shared<float>(stage.at.alpha);  // to all dims of a row
+        if constexpr (kVMiddle) {
+            block.each([&](int t) {
+                if (t % 8 == 0) added[t / 8] = middle[t];
+            });
+            block.sync();
+        }
         block.each([&](int t) {
             if (t % 8 == 0 && t / 8 < rows) {
                 out[t / 8 * stride] = top[t];
@@ -209,7 +248,8 @@ struct Attend {
                 HPC_UNROLL
                 for (int i = 0; i < 4; ++i) {
                     const int row = math.row_of(t, n, i), dim = math.dim_of(t, n, i);
-                    if (row < rows && dim < h.v_pad) out[row * stride + 2 + dim] = math.acc[t].v[n][i];
+                    if (row < rows && dim < h.v_pad)
+                        out[row * stride + 2 + dim] = math.acc[t].v[n][i] + (kVMiddle ? added[row] : 0.0f);
                 }
             }
         });

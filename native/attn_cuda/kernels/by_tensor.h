@@ -8,7 +8,6 @@ namespace hpcdecode {
 // N: columns of 8 dims of V that each warp sums, warp w those numbered w, w + 4, ...
 template <class Num, int N>
 struct ByTensor {
-    using Elem = typename Num::Elem;
     using P = typename Num::Product;
     Own<Sums<N>> acc;
 
@@ -37,9 +36,7 @@ struct ByTensor {
             for (int n = 0; n < 2; ++n) {
                 stage.block.each([&](int t) {
                     const int token = t / kWarp * 16 + n * 8 + t % kWarp / 4;
-                    const Elem* row = stage.shared<Elem>(stage.at.k + token * stage.at.k_stride) + k + t % 4 * 2;
-                    b[t].r[0] = Num::two(row);
-                    b[t].r[1] = Num::two(row + 8);
+                    Num::K::keys(stage.shared<uint8_t>(stage.at.k + token * stage.at.k_stride), k, t % 4, b[t].r);
                 });
                 multiply<P>(stage.block, high, b, s, n);
                 multiply<P>(stage.block, low, b, s, n);
@@ -80,6 +77,7 @@ struct ByTensor {
         const int columns = stage.h.v_pad / 8;
         Own<FragmentA> high, low;
         Own<FragmentB> b;
+        Own<typename Num::V::Held> held;
         stage.block.each([&](int t) {
             const float* alpha = stage.shared<float>(stage.at.alpha) + t % kWarp / 4;
             HPC_UNROLL
@@ -107,17 +105,14 @@ struct ByTensor {
                     const int column = t / kWarp + n * kWarps, token = k + t % 4 * 2;
                     b[t].r[0] = b[t].r[1] = 0;
                     if (column >= columns) return;
-                    const int dim = column * 8 + t % kWarp / 4;
-                    b[t].r[0] = Num::two(value(stage, token, dim), value(stage, token + 1, dim));
-                    b[t].r[1] = Num::two(value(stage, token + 8, dim), value(stage, token + 9, dim));
+                    const uint8_t* row = stage.shared<uint8_t>(stage.at.v + token * stage.at.v_stride);
+                    Num::V::values(row, stage.at.v_stride, stage.h.v_pad, n, column * 8 + t % kWarp / 4, held[t],
+                                   b[t].r);
                 });
                 multiply<P>(stage.block, high, b, acc, n);
                 multiply<P>(stage.block, low, b, acc, n);
             }
         }
-    }
-    HPC_DEVICE static Elem value(const Stage& stage, int token, int dim) {
-        return stage.shared<Elem>(stage.at.v + token * stage.at.v_stride)[dim];
     }
 
     // Returns the row and dim of acc[t].v[n][i].

@@ -32,14 +32,36 @@ struct F16Product {
     HPC_DEVICE static float up(uint16_t h) { return float_of_f16(h); }
 };
 
-struct NumF32 {
-    using Elem = float;
+// Rows that have one element after the other, and their operands (mma.h has their order).
+template <class Self, class E>
+struct ElementRow {
+    using K = Self;
+    using V = Self;
+    using Elem = E;
+    static constexpr bool kMiddle = false;
+    struct Held {};
+    // Gives lane `lane` of 4 what it multiplies of dims k to k + 15 of a key.
+    HPC_DEVICE static void keys(const uint8_t* row, int k, int lane, uint32_t* r) {
+        const E* p = reinterpret_cast<const E*>(row) + k + lane * 2;
+        r[0] = Self::two(p);
+        r[1] = Self::two(p + 8);
+    }
+    // Gives a lane dim `dim` of the values of tokens 0, 1, 8 and 9 from `row` on. n: of the columns that it sums; a row
+    // of codes keeps for the odd ones what it reads for the even ones. padded: dims of a row.
+    HPC_DEVICE static void values(const uint8_t* row, int stride, int, int, int dim, Held&, uint32_t* r) {
+        const auto at = [&](int token) { return reinterpret_cast<const E*>(row + token * stride)[dim]; };
+        r[0] = Self::two(at(0), at(1));
+        r[1] = Self::two(at(8), at(9));
+    }
+};
+
+struct NumF32 : ElementRow<NumF32, float> {
     static constexpr bool kScaled = false, kTensor = false;
     HPC_DEVICE static Elem encode(float x) { return x; }
 };
 
 template <class P, class Self>
-struct Num16 {
+struct Num16 : ElementRow<Self, uint16_t> {
     using Elem = uint16_t;
     using Product = P;
     static constexpr bool kScaled = false, kTensor = true;
@@ -53,8 +75,7 @@ struct NumF16 : Num16<F16Product, NumF16> {
     HPC_DEVICE static Elem encode(float x) { return f16_of(x); }
 };
 
-struct NumI8 {
-    using Elem = uint8_t;
+struct NumI8 : ElementRow<NumI8, uint8_t> {
     using Product = Bf16Product;
     static constexpr bool kScaled = true, kTensor = true;
     static constexpr int kLevels = 127;
@@ -68,6 +89,11 @@ struct NumI8 {
     HPC_DEVICE static uint32_t two(const Elem* p) {
         const uint32_t both = *reinterpret_cast<const uint16_t*>(p);
         return two(both & 255u, both >> 8);
+    }
+    HPC_DEVICE static int bytes(int padded) { return padded; }
+    template <class Get>
+    HPC_DEVICE static uint8_t byte(Get&& get, int, int i) {
+        return encode(get(i));
     }
 };
 

@@ -26,6 +26,10 @@ HPC_DEVICE uint8_t* v_row(const HeadLayout& h, const Place& p) {
 HPC_DEVICE uint16_t* scales(const HeadLayout& h, const Place& p) {
     return reinterpret_cast<uint16_t*>(p.head + h.scales) + p.in_block * 2;
 }
+// The middles of a token: of K if K has one, then of V.
+HPC_DEVICE uint16_t* middles(const HeadLayout& h, const Place& p) {
+    return reinterpret_cast<uint16_t*>(p.head + h.middles) + p.in_block * (h.k_middle ? 2 : 1);
+}
 
 // The positions [low, high) that a query row sees; none for rows that pad a row block.
 struct Span {

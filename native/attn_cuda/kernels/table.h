@@ -4,6 +4,7 @@
 
 #include "append.h"
 #include "attend.h"
+#include "codes.h"
 #include "merge.h"
 
 namespace hpcdecode {
@@ -22,6 +23,10 @@ void with_num(KvType type, F&& use) {
             return use(NumBF16{});
         case KvType::kI8:
             return use(NumI8{});
+        case KvType::kK8V4:
+            return use(NumK8V4{});
+        case KvType::kI4:
+            return use(NumI4{});
         default:
             throw std::logic_error("this KV type has no kernels");
     }
