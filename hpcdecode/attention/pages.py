@@ -1,8 +1,7 @@
-"""Pages of a KV cache that is larger than its memory: which lie in frames of memory, and what comes in and goes out.
+"""Pages of a KV cache that is larger than its memory: what decides is native, what moves them is threads.
 
-A page has the blocks of one range at one layer. Every page has a place in a tier. Layers attend in turn, step after
-step, so that the page used last is needed last: it goes first, and the one whose use is longest ago comes in next. So a
-part of the pages stays in memory, and only the rest moves.
+A page has the blocks of one range at one layer. Every page has a place in a tier. `PageTable` says which pages come in
+and go out, and what of them moves; here its moves are handed to threads, or to the clock of a simulation.
 """
 
 from __future__ import annotations
@@ -17,11 +16,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdecode.attention.page_contents import Marks, Page, PageContents, PageWrite
+from hpcdecode._attn_cpu import KvCache, PageMove, PageTable
+from hpcdecode.attention.page_sizes import PageSizes
 from hpcdecode.attention.page_store import PageStore
 from hpcdecode.errors import InvariantViolation, UserError
+from hpcdecode.system.swap_tiers import ALIGNMENT
 
-ABSENT, READING, RESIDENT, WRITING = range(4)
+Marks = NDArray[np.bool_]
+_BYTES = np.dtype(np.uint8)
 
 
 class PageCounts(msgspec.Struct):
@@ -53,46 +55,59 @@ class Movers(Protocol):
         """End all moves."""
 
 
+def page_table(sizes: PageSizes, row_bytes: Sequence[int]) -> PageTable:
+    """Return the table of pages that are all absent.
+
+    Args:
+        sizes: Of pages.
+        row_bytes: Bytes of a token at every layer.
+    """
+    return PageTable(
+        sizes.ranges,
+        sizes.range_blocks,
+        sizes.block_tokens,
+        sizes.block_bytes,
+        sizes.journal_bytes,
+        ALIGNMENT,
+        list(row_bytes),
+        sizes.frames,
+        sizes.window,
+    )
+
+
 class Pages:
-    """Decides which pages move between frames and tiers, and when. Its methods are called by one thread.
+    """Has pages moved between frames and tiers. Its methods are called by one thread.
 
     Args:
         store: What moves their bytes.
         movers: What does that meanwhile; closed with the pages.
 
     Attributes:
+        sizes: Of pages.
         counts: Of what was moved.
     """
 
     def __init__(self, store: PageStore, movers: Movers):
         self._store, self._movers, self.counts = store, movers, PageCounts()
-        sizes = self.sizes = store.sizes
-        shape = sizes.layers, sizes.ranges
-        self._state = np.full(shape, ABSENT, np.int8)
-        self._frame = np.full(shape, -1, np.int32)
-        self._pinned = np.zeros(shape, np.bool_)
-        self._ahead = np.zeros(shape, np.bool_)  # came in, or comes, and was not used yet
-        self._used_at = np.zeros(shape, np.int64)
-        self._contents = PageContents(sizes, store.row_bytes)
-        self._free = list(range(sizes.frames))[::-1]
-        self._clock = 0
-        self._reading = self._writing = 0
+        self.sizes = store.sizes
+        self._table = page_table(self.sizes, store.row_bytes)
         self._problem = ""
         self._changed = threading.Condition()
         self.close = movers.close
 
-    def set_live(self, live: Marks) -> None:
+    @property
+    def any_pinned(self) -> bool:
+        """Return whether any page has to stay."""
+        return self._table.any_pinned
+
+    def set_live(self, live: NDArray[np.uint8]) -> None:
         """Say which blocks sequences hold; what others held is forgotten.
 
         Args:
-            live: bool [ranges * range_blocks].
+            live: uint8 [ranges * range_blocks], 1 or 0.
         """
-        live = live.reshape(self._contents.live.shape)
         with self._changed:
-            if self._contents.set_live(live):
-                empty = (self._state == RESIDENT) & ~self._pinned & ~live.any(1)
-                for layer, part in np.argwhere(empty).tolist():
-                    self._drop(layer, part)
+            self._table.set_live(live)
 
     def pin(self, layer: int, parts: Marks) -> None:
         """Have pages of a layer come in, and stay until `unpin`.
@@ -102,9 +117,8 @@ class Pages:
             parts: bool [ranges], the ranges that are needed.
         """
         with self._changed:
-            self._pinned[layer] |= parts
-            self._ahead[layer] &= ~parts
-            self._pump()
+            if not self._problem:
+                self._begin(self._table.pin(layer, parts.view(_BYTES)))
 
     def wait(self, layer: int, rows: Marks) -> Marks:
         """Wait until some rows have all their pages; return which, bool [n].
@@ -116,147 +130,72 @@ class Pages:
         Raises:
             UserError: If what a tier has cannot be read, or written.
         """
+        needs, able = rows.reshape(-1).view(_BYTES), np.empty(len(rows), np.bool_)
+        found = able.view(_BYTES)
         begin = perf_counter()
         with self._changed:
             while not self._problem:
-                able: Marks = ~np.logical_or.reduce(rows & (self._state[layer] != RESIDENT), axis=1)
-                if able.any():
+                if self._table.find_able(layer, needs, found):
                     self.counts.waited += perf_counter() - begin
                     return able
-                self._pump()
                 self._movers.wait(self._changed)
             raise UserError(self._problem)
 
-    def frames(self, layer: int) -> NDArray[np.int32]:
-        """Return the frame of each page of a layer, or -1; int32 [ranges]. Those of pages that are pinned stay."""
+    def place(self, layer: int, native: KvCache) -> None:
+        """Tell a KV cache in which frames the pages of a layer lie. Those of pages that are pinned stay."""
         with self._changed:
-            found: NDArray[np.int32] = np.where(self._state[layer] == RESIDENT, self._frame[layer], np.int32(-1))
-            return found
+            self._table.place(native, layer)
 
-    def wrote(self, layer: int, blocks: Sequence[int]) -> None:
+    def frames(self, layer: int) -> list[int]:
+        """Return the frame of each page of a layer, or -1."""
+        with self._changed:
+            return self._table.frames(layer)
+
+    def wrote(self, layer: int, blocks: list[int]) -> None:
         """Note that blocks of pinned pages were written."""
         with self._changed:
-            self._contents.wrote(layer, blocks)
+            self._table.wrote(layer, blocks)
 
     def grew(self, layer: int, blocks: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
         """Note that blocks of pinned pages grew by one token each, `tokens` of the blocks."""
         with self._changed:
-            self._contents.grew(layer, blocks, tokens)
+            self._table.grew(layer, blocks, tokens)
 
     def unpin(self, layer: int, parts: Marks) -> None:
         """Let pages of a layer go, which are needed again when all others have been."""
         with self._changed:
-            self._clock += 1
-            self._used_at[layer, parts] = self._clock
-            self._pinned[layer] &= ~parts
-            self._pump()
+            begun = self._table.unpin(layer, parts.view(_BYTES))
+            if not self._problem:
+                self._begin(begun)
 
     def check(self) -> None:
         """Raise InvariantViolation unless every frame is free or has one page, and every block is somewhere."""
         with self._changed:
-            held = self._frame[self._frame >= 0].tolist()
-            if sorted([*held, *self._free]) != list(range(self.sizes.frames)):
-                raise InvariantViolation(
-                    "frames are free or have one page",
-                    f"{len(held)} hold pages, {len(self._free)} are free of {self.sizes.frames}",
-                )
-            if lost := self._contents.lost(np.isin(self._state, (RESIDENT, WRITING))):
-                raise InvariantViolation("blocks lie in memory or in a tier", f"{lost} lie in neither, or in both")
+            if broken := self._table.broken():
+                raise InvariantViolation(*broken.split(": ", 1))
 
-    def _pump(self) -> None:
-        """Begin to move what should move next; the lock is held."""
-        while not self._problem and (page := self._next()) is not None:
-            if not self._free and not self._make_room(page):
-                return
-            self._frame[page] = self._free.pop()
-            if not self._contents.has[page]:  # all its blocks are new
-                self._state[page] = RESIDENT
-                continue
-            self._state[page], self._ahead[page] = READING, not self._pinned[page]
-            self._reading += 1
-            read = partial(self._store.read, page, int(self._frame[page]), self._contents.begin_reading(page))
-            self._movers.move(partial(self._moved, read), partial(self._was_read, page))
+    def _begin(self, moves: Sequence[PageMove]) -> None:
+        """Have moves made; the lock is held."""
+        for move in moves:
+            self._movers.move(partial(self._moved, move), partial(self._was_moved, move))
 
-    def _next(self) -> tuple[int, int] | None:
-        """Return the page that comes in next, or None."""
-        absent = self._state == ABSENT
-        needed = np.argwhere(absent & self._pinned)
-        if len(needed):
-            fresh = [(i, j) for i, j in needed.tolist() if not self._contents.has[i, j]]
-            if fresh or self._reading < self.sizes.window:
-                i, j = fresh[0] if fresh else needed[0].tolist()
-                return i, j
-            return None
-        if np.count_nonzero(self._ahead) >= self.sizes.window:
-            return None
-        due = absent & self._contents.has
-        if not due.any():
-            return None
-        layer, part = np.unravel_index(np.where(due, self._used_at, np.iinfo(np.int64).max).argmin(), due.shape)
-        return int(layer), int(part)
-
-    def _make_room(self, page: tuple[int, int]) -> bool:
-        """Free a frame for a page, by dropping another that is needed later; return False if it has to be written."""
-        may = (self._state == RESIDENT) & ~self._pinned
-        if not self._pinned[page]:
-            may &= (self._used_at > self._used_at[page]) & ~self._ahead
-        while may.any():
-            at = np.unravel_index(np.where(may, self._used_at, -1).argmax(), may.shape)
-            layer, part = int(at[0]), int(at[1])
-            if not self._contents.unsaved((layer, part)):
-                self._drop(layer, part)
-                return True
-            if self._writing >= self.sizes.window:
-                return False
-            self._state[layer, part] = WRITING
-            self._writing += 1
-            self._begin_writing((layer, part))
-            if self._writing >= max(self.sizes.window // 2, 1):
-                return False
-            may[layer, part] = False
-        return False
-
-    def _drop(self, layer: int, part: int) -> None:
-        """Take a page's frame; the lock is held."""
-        self._free.append(int(self._frame[layer, part]))
-        self._frame[layer, part] = -1
-        self._state[layer, part], self._ahead[layer, part] = ABSENT, False
-
-    def _was_read(self, page: Page, nbytes: int) -> None:
-        """Take note that a page has come in."""
+    def _was_moved(self, move: PageMove, nbytes: int) -> None:
+        """Take note that a page has come in, or is in its tier."""
         with self._changed:
-            self._reading -= 1
-            self.counts.bytes_in += nbytes
-            self._state[page] = RESIDENT
-            if not self._pinned[page] and not self._contents.live[page[1]].any():
-                self._drop(*page)
-            self._pump()
-            self._changed.notify_all()
-
-    def _begin_writing(self, page: Page) -> None:
-        """Have what changed of a page written; the lock is held."""
-        given = self._contents.begin_writing(page)
-        write = partial(self._store.write, page, int(self._frame[page]), given)
-        self._movers.move(partial(self._moved, write), partial(self._was_written, page, given))
-
-    def _was_written(self, page: Page, given: PageWrite, nbytes: int) -> None:
-        """Take note that what changed of a page is in its tier; let the page go unless it is needed."""
-        with self._changed:
-            self._writing -= 1
-            self.counts.bytes_out += nbytes
-            self._state[page] = RESIDENT
+            if move.writes:
+                self.counts.bytes_out += nbytes
+            else:
+                self.counts.bytes_in += nbytes
             if not self._problem:
-                self._contents.was_written(page, given)
-                if not self._pinned[page]:
-                    self._drop(*page)
-            self._pump()
+                self._table.was_moved(move)
+                self._begin(self._table.pump())
             self._changed.notify_all()
 
-    def _moved(self, move: Callable[[], int]) -> int:
-        """Return the bytes that `move` moved; note why if it could not. It is called beside other methods."""
+    def _moved(self, move: PageMove) -> int:
+        """Return the bytes that were moved; note why if they could not be. It is called beside other methods."""
         begin, nbytes, problem = perf_counter(), 0, ""
         try:
-            nbytes = move()
+            nbytes = self._store.write(move) if move.writes else self._store.read(move)
         except OSError as error:
             problem = error.strerror or str(error)
         except Exception as error:  # the other thread waits for pages: it has to hear of it

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hpcdecode._attn_cpu import KvCache
 from hpcdecode.attention.base import IntArray, Matrix
-from hpcdecode.attention.page_contents import Marks
 from hpcdecode.attention.page_sizes import PageSizes
+from hpcdecode.attention.pages import Marks
 from hpcdecode.system.tier import Chunk
 
 Ints = NDArray[np.int32]
@@ -23,11 +23,17 @@ class RowsWritten(NamedTuple):
 
     Attributes:
         needs: bool [n, ranges], the ranges that each needs.
+        some: bool [ranges], those that any needs.
+        ends: int64 [n], ends of the rows' tokens.
+        grow: Whether all rows have one new token.
         blocks: int32 [n], the block that gets a row's one new token; -1 for rows with other numbers of them.
         tokens: int32 [n], which token of the block that is.
     """
 
     needs: Marks
+    some: Marks
+    ends: NDArray[np.int64]
+    grow: bool
     blocks: Ints
     tokens: Ints
 

@@ -169,7 +169,7 @@ class StreamedKvCache(NativeKvCache[KvCache]):
         """Note which blocks are held, after a change."""
         self._rows.clear()
         self.native.mark_used(self._live)
-        self.pages.set_live(self._live.astype(np.bool_))
+        self.pages.set_live(self._live)
 
     def _rows_of(self, slots: Ints, counts: Ints, whole: bool) -> RowsWritten:
         """Return what rows need and write."""
@@ -183,7 +183,8 @@ class StreamedKvCache(NativeKvCache[KvCache]):
             blocks, tokens = np.full(len(slots), -1, np.int32), np.zeros(len(slots), np.int32)
             blocks[single] = self.native.written_blocks(slots[single], counts[single])
             tokens[single] = [(self.native.length(slot) - 1) % self.block_tokens for slot in slots[single].tolist()]
-            rows = self._rows[key] = RowsWritten(needs, blocks, tokens)
+            ends = np.cumsum(counts, dtype=np.int64)
+            rows = self._rows[key] = RowsWritten(needs, any_of(needs), ends, bool(single.all()), blocks, tokens)
         return rows
 
     def _each(
@@ -208,23 +209,27 @@ class StreamedKvCache(NativeKvCache[KvCache]):
         if not 0 <= layer < len(self.layers):
             raise ValueError(f"layer: expected 0 to {len(self.layers) - 1}, got {layer}")
         about = self._rows_of(slots, counts, whole)
-        needs = about.needs
-        if tokens != counts.sum():
-            raise ValueError(f"rows: expected {counts.sum()}, the sum of counts, got {tokens}")
+        total = int(about.ends[-1]) if len(slots) else 0
+        if tokens != total:
+            raise ValueError(f"rows: expected {total}, the sum of counts, got {tokens}")
         self._copy(layer)
-        ends = np.cumsum(counts, dtype=np.int64)
-        rows, left = np.arange(len(slots)), any_of(needs)
+        rows, needs, left = np.arange(len(slots)), about.needs, about.some
         self.pages.pin(layer, left)
         try:
             while len(rows):
-                able = self.pages.wait(layer, needs[rows])
-                group = rows[able]
-                self.native.place_pages(self.pages.frames(layer))
-                some = None if len(group) == len(slots) else tokens_of(ends, counts, group)
-                run(slots[group], counts[group], some)
+                able = self.pages.wait(layer, needs)
+                last = bool(able.all())
+                group = rows if last else rows[able]
+                self.pages.place(layer, self.native)
+                if len(group) == len(slots):
+                    run(slots, counts, None)
+                else:
+                    run(slots[group], counts[group], tokens_of(about.ends, counts, group))
                 self._note_written(layer, about, slots, counts, group)
-                rows = rows[~able]
-                done = left & ~any_of(needs[rows])
+                if last:
+                    break
+                rows, needs = rows[~able], needs[~able]
+                done = left & ~any_of(needs)
                 self.pages.unpin(layer, done)
                 left = left & ~done
         finally:
@@ -234,6 +239,11 @@ class StreamedKvCache(NativeKvCache[KvCache]):
         self, layer: int, about: RowsWritten, slots: Ints, counts: Ints, group: NDArray[np.int64]
     ) -> None:
         """Note what a group of rows wrote at a layer."""
+        if about.grow:
+            every = len(group) == len(slots)
+            blocks, tokens = about.blocks, about.tokens
+            self.pages.grew(layer, blocks if every else blocks[group], tokens if every else tokens[group])
+            return
         single = group[about.blocks[group] >= 0]
         if len(single):
             self.pages.grew(layer, about.blocks[single], about.tokens[single])
@@ -256,7 +266,7 @@ class StreamedKvCache(NativeKvCache[KvCache]):
         self.pages.pin(layer, needed[0])
         try:
             self.pages.wait(layer, needed)
-            self.native.place_pages(self.pages.frames(layer))
+            self.pages.place(layer, self.native)
             for source, target in copies:
                 self.native.copy_block(source, target)
             self.pages.wrote(layer, [target for _, target in copies])

@@ -90,6 +90,10 @@ class TorchKvCache:
         v = open_rows(tokens, heads, shape.v_dim, v_spans(shape, self.kv_dtype), self.kv_dtype, self.device)
         return k, v
 
+    def tensors(self) -> list[Tensor]:
+        """Return all that is stored of all layers, each [capacity_tokens, ...] in the order of blocks."""
+        return [tensor for pair in self._rows for rows in pair for tensor in rows.tensors]
+
     @property
     def used_tokens(self) -> int:
         """Return the tokens of the blocks that slots hold."""

@@ -29,7 +29,13 @@ class CodeSpan(NamedTuple):
 
 
 class RowStore(Protocol):
-    """RowStore [heads, dim] of tokens, by place."""
+    """RowStore [heads, dim] of tokens, by place.
+
+    Attributes:
+        tensors: All that is stored, each [tokens, ...].
+    """
+
+    tensors: list[Tensor]
 
     @property
     def bytes(self) -> int:
@@ -51,6 +57,7 @@ class NumberRows:
     def __init__(self, tokens: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self._rows = torch.empty(tokens, heads * dim, dtype=dtype, device=device)
         self._shape = heads, dim
+        self.tensors = [self._rows]
         self.bytes = self._rows.nbytes
 
     def put(self, places: Tensor, rows: Tensor) -> None:
@@ -78,8 +85,8 @@ class CodeRows:
         self._codes = torch.empty(tokens, heads, columns, dtype=torch.int8, device=device)
         scales = torch.empty(tokens, heads, len(spans), dtype=torch.bfloat16, device=device)
         self._scales, self._middles = scales, torch.empty_like(scales) if _has_middles(spans) else None
-        self._tensors = [t for t in (self._codes, self._scales, self._middles) if t is not None]
-        self.bytes = sum(t.nbytes for t in self._tensors)
+        self.tensors = [t for t in (self._codes, self._scales, self._middles) if t is not None]
+        self.bytes = sum(t.nbytes for t in self.tensors)
 
     def put(self, places: Tensor, rows: Tensor) -> None:
         """Write rows, as `RowStore.put`."""
@@ -108,7 +115,7 @@ class CodeRows:
 
     def copy(self, old: slice, new: slice) -> None:
         """Copy rows, as `RowStore.copy`."""
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             tensor[new] = tensor[old]
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.setup import Setup
-from hpcdecode.engine.swap_room import obstacle
+from hpcdecode.engine.swap_room import page_obstacle
 from hpcdecode.engine.tier_speed import tier_speed
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
@@ -53,7 +53,7 @@ class GroupRotation(msgspec.Struct, frozen=True):
 
 def require_rotation(options: EngineOptions, team: Team, setup: Setup) -> None:
     """Raise UserError, on every rank, if a layout has no rotation of groups under the schedule `fluid`."""
-    if options.schedule == "fluid" and (why := obstacle(team, setup)):
+    if options.schedule == "fluid" and (why := page_obstacle(team, bool(recurrent_shapes(setup.shapes)))):
         raise UserError(
             f"--schedule fluid: expected KV caches on CPUs, of whole layers that all attend, got one {why}; "
             "choose another --schedule",

@@ -12,13 +12,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 
 from hpcdecode._attn_cpu import crc32c
-from hpcdecode.attention.cpu import CpuKvCache
+from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.swapped_blocks import blocks_of
 from hpcdecode.errors import InvariantViolation
-from hpcdecode.system.swap_tiers import aligned, memory_for
+from hpcdecode.system.swap_tiers import aligned
 from hpcdecode.system.tier import Chunk, Tier
 from hpcdecode.system.tier_threads import THREADS, TierThreads
 
@@ -86,21 +88,24 @@ class KvSwap:
         counts: of what was moved.
     """
 
-    def __init__(self, kv_cache: CpuKvCache, tiers: Sequence[Tier], cpus: Sequence[int] | None = None):
+    def __init__(self, kv_cache: KvCache, tiers: Sequence[Tier], cpus: Sequence[int] | None = None):
         self.counts = SwapCounts()
-        self._kv_cache, self._tiers = kv_cache, list(tiers)
-        self._blocks = chunk_blocks(kv_cache.native.block_bytes)
+        cache = blocks_of(kv_cache)
+        if cache is None:
+            raise InvariantViolation("tiers are for KV caches whose blocks can be read", type(kv_cache).__name__)
+        self._cache, self._tiers = cache, list(tiers)
+        self._blocks = chunk_blocks(cache.block_bytes)
         self._free: list[list[int]] = [list(range(tier.chunks))[::-1] for tier in tiers]
         self._copies: dict[Key, _Copy] = {}
         self._results: dict[int, deque[tuple[int, bool]]] = {}
         self._lock = threading.Condition()
-        size = chunk_bytes(kv_cache.native.block_bytes)
+        size = chunk_bytes(cache.block_bytes)
         self._staged: SimpleQueue[Chunk] = SimpleQueue()
         for _ in range(max(_STAGED_BYTES // size, _LEAST_STAGED)):
-            self._staged.put(memory_for(size))
+            self._staged.put(cache.memory(size))
         self._buffers: SimpleQueue[Chunk] = SimpleQueue()  # one for each thread to read to
         for _ in range(THREADS):
-            self._buffers.put(memory_for(size))
+            self._buffers.put(cache.memory(size))
         self._threads = TierThreads("kv-swap", cpus, self._tiers)
         self.close = self._threads.close
 
@@ -109,12 +114,12 @@ class KvSwap:
         key = lane, ticket
         if key in self._copies:
             raise InvariantViolation("a sequence leaves once under a ticket", f"lane {lane}, ticket {ticket}")
-        copy = self._copies[key] = self._place(key, self._kv_cache.length(slot))
+        copy = self._copies[key] = self._place(key, self._cache.length(slot))
         copy.under_way = len(copy.places)
         for i, nbytes in enumerate(copy.sizes if copy.places else ()):
             staged = self._staged.get()
-            self._kv_cache.native.copy_out(slot, i * self._blocks, staged[:nbytes])
-            self._threads.put(lambda i=i, staged=staged: self._write(copy, i, staged))  # type: ignore[misc]
+            copied = self._cache.copy_out(slot, i * self._blocks, staged[:nbytes])
+            self._threads.put(partial(self._write, copy, i, staged, copied))
 
     def bring(self, lane: int, slot: int, ticket: int) -> None:
         """Begin to bring back what left under a ticket, to a slot of its length; `take_results` says when it is there.
@@ -122,7 +127,7 @@ class KvSwap:
         The slot must not be released before.
         """
         copy = self._copies.get((lane, ticket))
-        tokens = self._kv_cache.length(slot)
+        tokens = self._cache.length(slot)
         if copy is None or copy.tokens != tokens:
             left = "nothing" if copy is None else f"{copy.tokens} tokens"
             raise InvariantViolation(
@@ -171,9 +176,9 @@ class KvSwap:
 
     def _place(self, key: Key, tokens: int) -> _Copy:
         """Return a copy with room, one that failed if there is none."""
-        native = self._kv_cache.native
-        blocks = -(-tokens // native.block_tokens)
-        sizes = [min(self._blocks, blocks - at) * native.block_bytes for at in range(0, blocks, self._blocks)]
+        cache = self._cache
+        blocks = -(-tokens // cache.block_tokens)
+        sizes = [min(self._blocks, blocks - at) * cache.block_bytes for at in range(0, blocks, self._blocks)]
         with self._lock:
             if sum(map(len, self._free)) < len(sizes):
                 self._fail_once("no room in its tiers")
@@ -183,7 +188,9 @@ class KvSwap:
                 places += [(tier, free.pop()) for _ in range(min(len(sizes) - len(places), len(free)))]
         return _Copy(key, tokens, sizes, places, [0] * len(sizes))
 
-    def _write(self, copy: _Copy, index: int, staged: Chunk) -> None:
+    def _write(self, copy: _Copy, index: int, staged: Chunk, copied: Callable[[], None]) -> None:
+        copied()  # before the buffer is another's, too
+
         def move() -> None:
             nbytes, (tier, chunk) = copy.sizes[index], copy.places[index]
             copy.sums[index] = crc32c(staged[:nbytes])
@@ -206,7 +213,7 @@ class KvSwap:
             return
         copy.under_way = len(copy.places)
         for i in range(len(copy.places)):
-            self._threads.put(lambda i=i: self._read(copy, i))  # type: ignore[misc]
+            self._threads.put(partial(self._read, copy, i))
 
     def _read(self, copy: _Copy, index: int) -> None:
         buffer = self._buffers.get()
@@ -216,7 +223,7 @@ class KvSwap:
             self._tiers[tier].read(chunk, buffer[: aligned(nbytes)])
             if crc32c(buffer[:nbytes]) != copy.sums[index]:
                 raise OSError(0, "what was read is not what was written")
-            self._kv_cache.native.copy_in(copy.slot, index * self._blocks, buffer[:nbytes])
+            self._cache.copy_in(copy.slot, index * self._blocks, buffer[:nbytes])
             with self._lock:
                 self.counts.bytes_in += nbytes
 

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Sequence
 
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.cpu import CpuKvCache
-from hpcdecode.attention.shapes import recurrent_shapes
+from hpcdecode.attention.open import by_kernels
+from hpcdecode.attention.shapes import MixerShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import bytes_per_token
+from hpcdecode.attention.swapped_blocks import blocks_of
+from hpcdecode.attention.torch_rows import layer_bytes
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks, chunk_bytes
 from hpcdecode.engine.setup import Setup, partition_of, together
@@ -40,19 +42,37 @@ def measure_swap(options: EngineOptions, team: Team, setup: Setup) -> None:
 
 
 def obstacle(team: Team, setup: Setup) -> str:
-    """Return what keeps K and V from tiers, or nothing."""
-    return obstacle_of(team, bool(recurrent_shapes(setup.shapes)))
+    """Return what keeps K and V of whole sequences from tiers, or nothing."""
+    if why := _obstacle_anywhere(team, bool(recurrent_shapes(setup.shapes))):
+        return why
+    shapes = attention_shapes(setup.shapes)
+    if _on_gpus(team) and by_kernels(shapes, setup.kv_dtype):
+        return "with KV caches on GPUs that kernels of their own attend to"
+    return ""
 
 
-def obstacle_of(team: Team, keeps_states: bool) -> str:
-    """Return the same, given whether layers keep recurrent states."""
+def page_obstacle(team: Team, keeps_states: bool) -> str:
+    """Return what keeps pages from tiers, given whether layers keep recurrent states, or nothing."""
+    why = _obstacle_anywhere(team, keeps_states)
+    return why or ("with KV caches on GPUs" if _on_gpus(team) else "")
+
+
+def _obstacle_anywhere(team: Team, keeps_states: bool) -> str:
+    """Return what keeps K and V from tiers on any device, or nothing."""
     if any(len(group.members) > 1 for group in team.groups):
         return "with --tp, --pp or --route rotational"
-    if keeps_states:
-        return "with layers that keep recurrent states"
-    if any(rank.has_r and rank.kv_device != "cpu" for rank in team.ranks):
-        return "with KV caches on GPUs"
-    return ""
+    return "with layers that keep recurrent states" if keeps_states else ""
+
+
+def _on_gpus(team: Team) -> bool:
+    return any(rank.has_r and rank.kv_device != "cpu" for rank in team.ranks)
+
+
+def _block_bytes(own: Sequence[MixerShape], setup: Setup, device: str) -> int:
+    """Return the bytes of a block over all layers of a KV cache on a device."""
+    if device == "cpu":
+        return round(bytes_per_token(own, setup.kv_dtype, setup.block_tokens) * setup.block_tokens)
+    return setup.block_tokens * sum(layer_bytes(shape, setup.kv_dtype) for shape in attention_shapes(own))
 
 
 def _measure(options: EngineOptions, team: Team, setup: Setup, specs: Sequence[TierSpec]) -> None:
@@ -60,7 +80,7 @@ def _measure(options: EngineOptions, team: Team, setup: Setup, specs: Sequence[T
     if not me.has_r:
         return
     own = list(map(partition_of(options, team.pool).shape, setup.shapes_of(me)))
-    block = round(bytes_per_token(own, setup.kv_dtype, setup.block_tokens) * setup.block_tokens)
+    block = _block_bytes(own, setup, me.kv_device)
     blocks = chunk_blocks(block)
     size = chunk_bytes(block)
     small = [spec for spec in specs if spec.size < size]
@@ -92,8 +112,9 @@ def open_swap(kv_cache: KvCache, specs: Sequence[TierSpec], cpus: Sequence[int] 
         specs: of the tiers.
         cpus: of the threads that move them, or None.
     """
-    assert isinstance(kv_cache, CpuKvCache), "tiers are for KV caches on CPUs"
-    return KvSwap(kv_cache, open_tiers(specs, chunk_bytes(kv_cache.native.block_bytes), total_bytes()), cpus)
+    blocks = blocks_of(kv_cache)
+    assert blocks is not None, "tiers are for KV caches whose blocks can be read"
+    return KvSwap(kv_cache, open_tiers(specs, chunk_bytes(blocks.block_bytes), total_bytes()), cpus)
 
 
 def swaps_of(options: EngineOptions, team: Team) -> Swaps | None:

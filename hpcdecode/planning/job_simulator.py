@@ -18,6 +18,7 @@ from hpcdecode.exchange.base import Share
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.outcome import Gaps, LoadHistory, SimulationOutcome
+from hpcdecode.planning.packed_attention import PackedAttention
 from hpcdecode.planning.simulated_lane import SimulatedFeed
 from hpcdecode.planning.simulated_ranks import SimulatedRank
 from hpcdecode.requests.stops import Stops
@@ -42,6 +43,7 @@ class JobGroup(msgspec.Struct, frozen=True):
         alone: Whether it is.
         admission: `reserve` or `optimistic`.
         swaps: Makes the room in tiers for whole sequences; None if there are none.
+        attention: How threads share the attention of steps with prompts, alone; None if evenly.
     """
 
     cost: Cost
@@ -52,6 +54,7 @@ class JobGroup(msgspec.Struct, frozen=True):
     alone: bool = True
     admission: str = "reserve"
     swaps: Callable[[], Swaps] | None = None
+    attention: PackedAttention | None = None
 
 
 def simulate_job(group: JobGroup, lengths: Lengths) -> SimulationOutcome:
@@ -165,7 +168,7 @@ class _JobRun:
     def _layers(self, running: Sequence[tuple[int, Step, list[Share]]]) -> None:
         """Let all layers of a step of some lanes pass: lanes take turns on the S-rank, R-ranks serve them in order."""
         layers, latency = self.cost.layers, self.cost.message_latency_seconds
-        works = [_StepWork.of(self.cost, step) for _, step, _ in running]
+        works = [_StepWork.of(self.cost, step, self.group.attention) for _, step, _ in running]
         back = [self.clock] * len(running)
         for layer in range(layers):
             for i, (_, _, shares) in enumerate(running):
@@ -195,8 +198,8 @@ class _JobRun:
         begin = rank.movers.now
         rank.attend(layer, share)
         self.r_seconds += rank.movers.now - begin
-        rank.movers.compute(work.prompt_seconds)
-        self.s_seconds += work.slice_seconds + work.prompt_seconds
+        rank.movers.compute(work.prompt_seconds + work.uneven_seconds)
+        self.s_seconds += work.slice_seconds + work.prompt_seconds + work.uneven_seconds
         self.clock = rank.movers.now
 
     def _serve(self, rank: SimulatedRank, layer: int, share: Share, arrived: float) -> float:
@@ -237,15 +240,20 @@ class _JobRun:
 
 
 class _StepWork(msgspec.Struct, frozen=True):
-    """Seconds of a lane's step: of a layer's slice, of its prompts' attention, of its wire; and of the logits."""
+    """Seconds of a lane's step: of a layer's slice, of its prompts' attention, of its wire; and of the logits.
+
+    Attributes:
+        uneven_seconds: That attention of a layer takes longer as threads have no work left at its end.
+    """
 
     slice_seconds: float
     prompt_seconds: float
     wire_seconds: float
     logits_seconds: float
+    uneven_seconds: float = 0.0
 
     @classmethod
-    def of(cls, cost: Cost, step: Step) -> _StepWork:
+    def of(cls, cost: Cost, step: Step, attention: PackedAttention | None) -> _StepWork:
         prompts = sum(chunk.count for chunk in step.prefill)
         tokens = len(step.decode) + prompts
         pairs = sum(c.count * c.sequence.prefilled + c.count * (c.count + 1) // 2 for c in step.prefill)
@@ -255,4 +263,20 @@ class _StepWork(msgspec.Struct, frozen=True):
             prefill / cost.layers,
             cost.wire_seconds_per_token * tokens / cost.layers,
             cost.logits_seconds(len(step.sampled)),
+            _uneven_seconds(cost, step, attention, prefill) / cost.layers if attention and prompts else 0.0,
         )
+
+
+def _uneven_seconds(cost: Cost, step: Step, attention: PackedAttention, prefill: float) -> float:
+    """Return the seconds that the attention of a step takes longer than with all threads busy to its end.
+
+    Args:
+        cost: Of the process.
+        step: With prompts.
+        attention: How threads share it.
+        prefill: Seconds of the attention of its prompts.
+    """
+    lengths = [s.prompt_length + len(s.generated) for s in step.decode]
+    chunks = [(c.start, c.count) for c in step.prefill]
+    attend = float(cost.attention_seconds(sum(lengths), len(lengths)))
+    return (attention.stretch(cost, lengths, chunks) - 1) * (prefill + attend)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpcdecode.attention.page_contents import Page, PageRead, PageWrite
+from hpcdecode._attn_cpu import PageMove
 from hpcdecode.attention.page_sizes import PageSizes
 from hpcdecode.attention.page_store import PageStore
 from hpcdecode.engine.tier_speed import TierSpeed
@@ -58,28 +58,28 @@ class SimulatedStore(PageStore):
 
     def __init__(self, sizes: PageSizes, tiers: list[SimulatedTier], row_bytes: Sequence[int]):
         super().__init__(sizes, [], None, tiers, row_bytes)
-        self.order: list[tuple[str, Page]] | None = None
+        self.order: list[tuple[str, tuple[int, int]]] | None = None
         self._seconds, self._speed = 0.0, tiers[0].speed
 
-    def read(self, page: Page, frame: int, wanted: PageRead) -> int:
+    def read(self, move: PageMove) -> int:
         """Return the bytes that `PageStore.read` reads."""
-        return self._count("read", page, self.bytes_read(wanted))
+        return self._count(move)
 
-    def write(self, page: Page, frame: int, given: PageWrite) -> int:
+    def write(self, move: PageMove) -> int:
         """Return the bytes that `PageStore.write` writes."""
-        return self._count("write", page, self.bytes_written(given))
+        return self._count(move)
 
     def last_move(self) -> tuple[float, float]:
         """Return the seconds of the last move, and the threads that compute for it."""
         return self._seconds, self._speed.busy_threads
 
-    def _count(self, kind: str, page: Page, nbytes: int) -> int:
-        tier = self.place(page)[0]
+    def _count(self, move: PageMove) -> int:
+        tier, nbytes = self.place(move.page)[0], move.nbytes
         assert isinstance(tier, SimulatedTier), "simulated pages are in simulated tiers"
         self._speed = tier.speed
-        self._seconds = nbytes / (tier.speed.read_rate if kind == "read" else tier.speed.write_rate)
+        self._seconds = nbytes / (tier.speed.write_rate if move.writes else tier.speed.read_rate)
         if self.order is not None:
-            self.order.append((kind, page))
+            self.order.append(("write" if move.writes else "read", move.page))
         return nbytes
 
 

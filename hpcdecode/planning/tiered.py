@@ -15,6 +15,7 @@ from hpcdecode.engine.tier_speed import TierSpeed, speed_here
 from hpcdecode.errors import UserError
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.job_simulator import JobGroup
+from hpcdecode.planning.packed_attention import PackedAttention
 from hpcdecode.planning.simulated_ranks import PagedCache, RotatingRank, SimulatedRank, SwappingRank
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.swaps import Swaps
@@ -106,7 +107,13 @@ def job_group(
     swaps = None if memory.rotates or not memory.tiers else partial(_swaps, memory, count, speeds)
     ranks = partial(make, memory, cost, slots, count, speeds)
     capacity = [memory.capacity()] * count
-    return JobGroup(cost, capacity, limits, memory.block_tokens, ranks, not r_ranks, admission, swaps)
+    attention = None if r_ranks else _attention(memory)
+    return JobGroup(cost, capacity, limits, memory.block_tokens, ranks, not r_ranks, admission, swaps, attention)
+
+
+def _attention(memory: TieredMemory) -> PackedAttention:
+    shapes = attention_shapes(memory.layers)
+    return PackedAttention(shapes, memory.kv_dtype, memory.block_tokens, memory.cores, not memory.rotates)
 
 
 def _rotating(

@@ -10,6 +10,7 @@
 #include "bandwidth.h"
 #include "bind_blocks.h"
 #include "bind_frames.h"
+#include "bind_pages.h"
 #include "bind_prompts.h"
 #include "bind_states.h"
 #include "bind_steps.h"
@@ -171,6 +172,7 @@ Raises:
 
     bind_blocks(m, kv_cache);
     bind_frames(kv_cache);
+    bind_pages(m, kv_cache);
     bind_prompts(m);
     bind_states(m);
     bind_steps(m);

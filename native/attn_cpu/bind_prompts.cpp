@@ -1,5 +1,6 @@
 #include "bind_prompts.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -10,6 +11,7 @@
 
 #include "bind_states.h"
 #include "prefill.h"
+#include "region_play.h"
 #include "tensor.h"
 
 namespace nb = nanobind;
@@ -105,6 +107,19 @@ std::vector<std::tuple<std::string, int64_t, int64_t, double, double>> items(con
     return out;
 }
 
+std::vector<std::tuple<std::string, int, double, double>> play(const LayerShape& shape, const std::string& kv_dtype,
+                                                               int block_tokens, const std::vector<int64_t>& lengths,
+                                                               const std::vector<std::pair<int64_t, int64_t>>& chunks,
+                                                               int threads, double seconds_per_byte,
+                                                               double seconds_per_product, double seconds_per_token,
+                                                               bool together) {
+    std::vector<std::tuple<std::string, int, double, double>> out;
+    for (const PlayedItem& i : play_region({shape, parse_kv_type(kv_dtype), block_tokens, threads, lengths, chunks,
+                                            seconds_per_byte, seconds_per_product, seconds_per_token, together}))
+        out.emplace_back(kKinds[i.kind], i.thread, i.begin, i.end);
+    return out;
+}
+
 }  // namespace
 
 void bind_prompts(nb::module_& m) {
@@ -175,6 +190,27 @@ All but attend have the group of their sequence and head.)")
         .def_prop_ro(
             "isa", [](const Prefill& p) { return std::string(p.isa()); }, "Name of the instruction set in use.")
         .def_prop_ro("threads", &Prefill::threads, "Number of threads.");
+    m.def("play_region", &play, nb::arg("shape"), nb::arg("kv_dtype"), nb::arg("block_tokens"), nb::arg("lengths"),
+          nb::arg("chunks"), nb::arg("threads"), nb::arg("seconds_per_byte"), nb::arg("seconds_per_product"),
+          nb::arg("seconds_per_token"), nb::arg("together"),
+          R"(Return what attention of a layer would take, without K and V.
+
+Its items are cut, and threads take them, as Prefill.attend has it.
+
+Args:
+    shape: Of the layer.
+    kv_dtype: Of the KV cache.
+    block_tokens: Tokens of a block.
+    lengths: Of sequences that decode, their new tokens included.
+    chunks: First token and tokens of every chunk of a prompt.
+    threads: Number of threads.
+    seconds_per_byte: Of a thread that attends to a byte of the KV cache.
+    seconds_per_product: Of a thread that multiplies for prompts.
+    seconds_per_token: Of a thread that packs or appends a token of a KV head.
+    together: True for one region; False if what is appended, what attends, and prompts follow each other.
+
+Returns:
+    Every item as (kind, thread, begin, end), as they are taken; kind is attend, append, pack or prompt.)");
 }
 
 }  // namespace hpcdecode

@@ -10,6 +10,7 @@
 #include "choice.h"
 #include "matrix.h"
 #include "numa.h"
+#include "page_contents.h"
 #include "plan.h"
 #include "thread_clock.h"
 #include "workers.h"
@@ -60,6 +61,11 @@ class KvCache {
     // and numbers of tokens. Other calls may run meanwhile that leave this frame alone.
     void save_tokens(int layer, int frame, const int32_t* items, int n, uint8_t* rows, int64_t size) const;
     void restore_tokens(int layer, int frame, const int32_t* items, int n, uint8_t* rows, int64_t size);
+    // Takes the checksums of what a move writes, and copies its tokens to the journal of its page.
+    void seal(PageMove& move, uint8_t* journal, int64_t size) const;
+    // Copies the tokens of a page's journal to the frame. Returns false if something that a move has read is not what
+    // was written.
+    bool unseal(const PageMove& move, uint8_t* journal, int64_t size);
 
     const BlockPool& pool() const { return pool_; }
     const char* isa() const { return table_.name; }
@@ -81,6 +87,7 @@ class KvCache {
     using Buffer = std::unique_ptr<uint8_t, AlignedFree>;
 
     using MoveTokens = void (*)(const TokenArgs&);
+    std::vector<uint32_t> sums_of(const PageMove& move) const;
     void move_tokens(MoveTokens move, int layer, int frame, const int32_t* items, int n, uint8_t* rows,
                      int64_t size) const;
     AppendArgs new_rows(const Call& call, const SequencePlan& s, int head, int64_t begin, int64_t end) const;

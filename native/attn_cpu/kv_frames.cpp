@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "crc32c.h"
 #include "kv_cache.h"
 
 namespace hpcdecode {
@@ -11,6 +12,14 @@ namespace {
 void check_size(int64_t size, int64_t expected) {
     if (size == expected) return;
     throw std::invalid_argument("marks: expected " + std::to_string(expected) + " bytes, got " + std::to_string(size));
+}
+
+static_assert(sizeof(TokenItem) == 4 * sizeof(int32_t), "items are four numbers");
+
+void check_journal(const PageMove& move, int64_t size) {
+    if (move.journal_end() <= size) return;
+    throw std::invalid_argument("journal: expected " + std::to_string(move.journal_end()) + " bytes, got " +
+                                std::to_string(size));
 }
 
 }  // namespace
@@ -105,6 +114,36 @@ void KvCache::save_tokens(int layer, int frame, const int32_t* items, int n, uin
 
 void KvCache::restore_tokens(int layer, int frame, const int32_t* items, int n, uint8_t* rows, int64_t size) {
     move_tokens(table_.restore[static_cast<int>(pool_.type())], layer, frame, items, n, rows, size);
+}
+
+std::vector<uint32_t> KvCache::sums_of(const PageMove& move) const {
+    const size_t block_bytes = pool_.layers()[move.page.layer].block_bytes;
+    std::vector<const uint8_t*> data;
+    for (const int32_t block : move.blocks)
+        data.push_back(pool_.data() + move.frame * pool_.frame_bytes() + block * block_bytes);
+    std::vector<uint32_t> sums(data.size());
+    crc32c_each(data.data(), block_bytes, static_cast<int>(data.size()), sums.data());
+    return sums;
+}
+
+void KvCache::seal(PageMove& move, uint8_t* journal, int64_t size) const {
+    check_journal(move, size);
+    move.sums = sums_of(move);
+    if (move.items.empty()) return;
+    save_tokens(move.page.layer, move.frame, &move.items.data()->block, static_cast<int>(move.items.size()), journal,
+                size);
+    for (JournalRecord& record : move.records) record.checksum = crc32c(journal + record.at, record.bytes);
+}
+
+bool KvCache::unseal(const PageMove& move, uint8_t* journal, int64_t size) {
+    check_journal(move, size);
+    if (sums_of(move) != move.sums) return false;
+    for (const JournalRecord& record : move.records)
+        if (crc32c(journal + record.at, record.bytes) != record.checksum) return false;
+    if (!move.items.empty())
+        restore_tokens(move.page.layer, move.frame, &move.items.data()->block, static_cast<int>(move.items.size()),
+                       journal, size);
+    return true;
 }
 
 }  // namespace hpcdecode

@@ -6,8 +6,6 @@
 
 namespace hpcdecode {
 namespace {
-constexpr int64_t kAppendTokens = 256;  // of an item; whole runs of a block, and whole tiles
-constexpr double kItemSeconds = 1e-6;
 constexpr double kNewest = 0.25;  // weight of a region in the mean
 }  // namespace
 
@@ -71,7 +69,7 @@ void KvItems::cut_appends() {
 }
 
 double KvItems::seconds(int64_t i) const {
-    return static_cast<double>(cache_.plan_.find(i).item_bytes) * cache_.seconds_per_byte_ + kItemSeconds;
+    return static_cast<double>(cache_.plan_.find(i).item_bytes) * cache_.seconds_per_byte_ + kRowItemSeconds;
 }
 
 double KvItems::next_seconds(int node) const {

@@ -22,6 +22,9 @@ struct LayerRows {
     int64_t sink_count;
 };
 
+constexpr double kRowItemSeconds = 1e-6;  // of an item that attends, beside its bytes
+constexpr int64_t kAppendTokens = 256;    // of an item that appends; whole runs of a block, and whole tiles
+
 // Items that attend, of every NUMA node, the longest first; then those that append. The KV cache is locked as long as
 // this lives.
 class KvItems {

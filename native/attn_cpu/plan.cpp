@@ -54,8 +54,7 @@ void AttendPlan::clear() {
     write_first = false;
 }
 
-void AttendPlan::add(const BlockPool& pool, const LayerLayout& l, SequencePlan s) {
-    s.node = pool.node(s.slot);
+void AttendPlan::add(const LayerLayout& l, SequencePlan s) {
     s.piece_begin = first_position(l.shape, s) / kPiece;
     s.pieces = ceil_div(s.length, kPiece) - s.piece_begin;
     bytes += head_bytes(l, s) * l.shape.kv_heads;
@@ -75,9 +74,21 @@ void AttendPlan::make(const BlockPool& pool, int layer, const int32_t* slots, co
         token += s.count;
         if (s.count == 0) continue;
         s.length = pool.length(s.slot);
-        add(pool, l, s);
+        s.node = pool.node(s.slot);
+        add(l, s);
     }
-    cut_all(pool, l, threads);
+    cut_all(l, pool.node_count(), threads);
+}
+
+void AttendPlan::make(const LayerLayout& layer, const std::vector<int64_t>& lengths, int threads) {
+    clear();
+    for (const int64_t length : lengths) {
+        SequencePlan s{};
+        s.count = 1;
+        s.length = length;
+        add(layer, s);
+    }
+    cut_all(layer, 1, threads);
 }
 
 void AttendPlan::make_chosen(const BlockPool& pool, int layer, const std::vector<Query>& queries,
@@ -92,16 +103,17 @@ void AttendPlan::make_chosen(const BlockPool& pool, int layer, const std::vector
         s.written = true;
         s.first_token = q.token;
         s.length = std::min(q.length, most);
+        s.node = pool.node(s.slot);
         if (q.length > most) {
             s.chosen = choices[q.slot].positions.data() + q.place * most;
             bytes += q.length * static_cast<int64_t>(l.index.row_bytes);
         }
-        add(pool, l, s);
+        add(l, s);
     }
-    cut_all(pool, l, threads);
+    cut_all(l, pool.node_count(), threads);
 }
 
-void AttendPlan::cut_all(const BlockPool& pool, const LayerLayout& l, int threads) {
+void AttendPlan::cut_all(const LayerLayout& l, int nodes, int threads) {
     const LayerShape& shape = l.shape;
     const auto before = [](const SequencePlan& a, const SequencePlan& b) {
         return a.node != b.node ? a.node < b.node : a.item_bytes / kItemBytes > b.item_bytes / kItemBytes;
@@ -109,8 +121,8 @@ void AttendPlan::cut_all(const BlockPool& pool, const LayerLayout& l, int thread
     for (SequencePlan& s : sequences) cut(s, l, head_bytes(l, s), threads);
     if (threads > 1 && !std::is_sorted(sequences.begin(), sequences.end(), before))
         std::stable_sort(sequences.begin(), sequences.end(), before);
-    node_sequences.assign(pool.node_count() + 1, 0);
-    node_items.assign(pool.node_count() + 1, 0);
+    node_sequences.assign(nodes + 1, 0);
+    node_items.assign(nodes + 1, 0);
     for (SequencePlan& s : sequences) {
         s.first_item = items;
         s.first_pending = pending;

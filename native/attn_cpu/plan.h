@@ -40,12 +40,14 @@ struct AttendPlan {
     // Cuts the attention of every query to what was chosen for it; rows are written already.
     void make_chosen(const BlockPool& pool, int layer, const std::vector<Query>& queries,
                      const std::vector<Choice>& choices, int threads);
+    // Cuts what sequences of such lengths would take that have one new token each, on one NUMA node.
+    void make(const LayerLayout& layer, const std::vector<int64_t>& lengths, int threads);
     const SequencePlan& find(int64_t item) const;
 
   private:
     void clear();
-    void add(const BlockPool& pool, const LayerLayout& layer, SequencePlan s);
-    void cut_all(const BlockPool& pool, const LayerLayout& layer, int threads);
+    void add(const LayerLayout& layer, SequencePlan s);
+    void cut_all(const LayerLayout& layer, int nodes, int threads);
     void cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_per_head, int threads) const;
 };
 

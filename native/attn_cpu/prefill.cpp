@@ -10,9 +10,7 @@
 namespace hpcdecode {
 namespace {
 
-constexpr double kInlineProducts = 1 << 20;  // fewer than this are not worth waking threads
-constexpr int64_t kInlineBytes = 64 << 10;   // nor are fewer bytes of a KV cache
-constexpr double kNewest = 0.25;             // weight of a call in the mean
+constexpr double kNewest = 0.25;  // weight of a call in the mean
 
 [[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
 
@@ -116,7 +114,7 @@ RegionSeconds Prefill::attend(int layer, const PromptRows& rows, KvCache* cache,
     std::optional<KvItems> kv;
     if (cache) kv.emplace(*cache, *beside);
     PromptItems prompts(l, kernel_, rows, threads(), seconds_per_product_);
-    const bool parallel = prompts.products() > kInlineProducts || (kv && kv->bytes() > kInlineBytes);
+    const bool parallel = worth_waking(prompts.products(), kv ? kv->bytes() : 0);
     item_times_.clear();
     const Region region{threads(), kv ? &*kv : nullptr, prompts, scratch_of_, clock_, traces_ ? &item_times_ : nullptr};
     const KindSeconds spent = run_region(region, parallel ? workers_.get() : nullptr);

@@ -84,7 +84,7 @@ int64_t PromptItems::take() {
 void PromptItems::run(int64_t i, uint8_t* scratch) {
     if (!packs(i)) return attend(items_[i], scratch);
     pack(items_[i]);
-    packed_.count_down();
+    note_packed();
 }
 
 void PromptItems::pack(const Item& item) const {

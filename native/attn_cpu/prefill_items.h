@@ -55,6 +55,7 @@ class PromptItems {
     bool ready(int64_t i) const { return packs(i) || packed_.open(); }
     void wait_until_packed() { packed_.wait(); }
     void run(int64_t i, uint8_t* scratch);
+    void note_packed() { packed_.count_down(); }  // of an item that packs
 
     bool packs(int64_t i) const { return i < packs_; }
     const Item& item(int64_t i) const { return items_[i]; }

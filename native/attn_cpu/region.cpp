@@ -3,6 +3,9 @@
 namespace hpcdecode {
 namespace {
 
+constexpr double kInlineProducts = 1 << 20;  // fewer than this are not worth waking threads
+constexpr int64_t kInlineBytes = 64 << 10;   // nor are fewer bytes of a KV cache
+
 class Run {
   public:
     explicit Run(const Region& region) : r_(region), own_(region.threads) {}
@@ -32,13 +35,18 @@ class Run {
     // Runs the longest of the next items; returns false if none is left.
     bool step(int node, int thread) {
         const double rows = r_.kv ? r_.kv->next_seconds(node) : -1, prompts = r_.prompts.next_seconds();
-        if (prompts > rows) {
-            if (prompts > 0 || !run_append(node, thread)) run_prompt(thread);
-            return true;
-        }
-        if (rows >= 0) {
-            run_rows(node, thread);
-            return true;
+        switch (next_work(rows, prompts)) {
+            case NextWork::kRows:
+                run_rows(node, thread);
+                return true;
+            case NextWork::kPrompt:
+                run_prompt(thread);
+                return true;
+            case NextWork::kAppendOrPrompt:
+                if (!run_append(node, thread)) run_prompt(thread);
+                return true;
+            case NextWork::kAppend:
+                break;
         }
         return run_append(node, thread);
     }
@@ -84,6 +92,13 @@ class Run {
 };
 
 }  // namespace
+
+bool worth_waking(double products, int64_t bytes) { return products > kInlineProducts || bytes > kInlineBytes; }
+
+NextWork next_work(double rows, double prompts) {
+    if (prompts > rows) return prompts > 0 ? NextWork::kPrompt : NextWork::kAppendOrPrompt;
+    return rows >= 0 ? NextWork::kRows : NextWork::kAppend;
+}
 
 KindSeconds run_region(const Region& region, Workers* workers) {
     Run run(region);

@@ -33,7 +33,6 @@ struct KindSeconds {
 //
 // Prompts' items that pack come before all others. A thread that comes to attention over K and V that another thread
 // still packs takes decode rows, or appends, meanwhile.
-//
 struct Region {
     int threads;
     KvItems* kv;  // or null
@@ -42,6 +41,14 @@ struct Region {
     ThreadClock& clock;
     std::vector<ItemTime>* trace;  // if not null, the calling thread runs all items, and notes what each took
 };
+
+// Returns whether work is worth waking threads: multiplications of prompts, and bytes of a KV cache.
+bool worth_waking(double products, int64_t bytes);
+
+// Returns what a thread does next, given the estimated seconds of the next item of rows and of prompts, -1 if there is
+// none. Prompts of 0 seconds wait for others to pack: then a thread appends if there is anything to append.
+enum class NextWork { kRows, kPrompt, kAppendOrPrompt, kAppend };
+NextWork next_work(double rows, double prompts);
 
 // Runs all items on the workers, or on the calling thread alone if there are none.
 KindSeconds run_region(const Region& region, Workers* workers);

@@ -13,9 +13,8 @@ import torch
 from hpcdecode.attention.base import KV_DTYPES, LATENT_KV_DTYPES, KvCapacityError
 from hpcdecode.attention.block_copies import due_copies
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.page_contents import PageContents
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
-from hpcdecode.attention.page_store import runs_of
+from hpcdecode.attention.pages import page_table
 from hpcdecode.attention.row_groups import frames_of
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import UserError
@@ -202,7 +201,7 @@ def test_saved_tokens_come_back_to_the_bit(kv_dtype, shape):
         cache.attend(0, [0], [1], qkv, out)
         return out
 
-    expected, (frame,) = attended(), [f for f in cache.pages.frames(0).tolist() if f >= 0]
+    expected, (frame,) = attended(), [f for f in cache.pages.frames(0) if f >= 0]
     row = cache.native.row_bytes(0)
     items = np.array([[0, 0, 64, 0], [1, 0, 20, 64 * row], [1, 20, 6, 84 * row]], np.int32).ravel()
     rows = np.zeros(90 * row, np.uint8)
@@ -218,35 +217,107 @@ def test_saved_tokens_come_back_to_the_bit(kv_dtype, shape):
         cache.native.restore_tokens(0, 8, items, rows)
 
 
+class OnePage:
+    """A table of two pages of one layer with a frame for one of them, so that each time the other one is needed it goes.
+
+    Args:
+        blocks: Of a page.
+    """
+
+    FIRST, SECOND = np.array([1, 0], np.uint8), np.array([0, 1], np.uint8)
+
+    def __init__(self, blocks=1, block_bytes=3 * ALIGNMENT):
+        sizes = PageSizes(1, block_bytes, blocks, 2, 1, 1, 4 * ALIGNMENT, BLOCK_TOKENS)
+        self.table, self.blocks = page_table(sizes, [768]), blocks
+        self.live(*range(blocks))
+
+    def live(self, *blocks):
+        """Let sequences hold some blocks of the first page."""
+        marks = np.zeros(2 * self.blocks, np.uint8)
+        marks[list(blocks)] = 1
+        self.table.set_live(marks)
+
+    def begin(self):
+        """Have the first page come in; return what is read, or None."""
+        moves = self.table.pin(0, self.FIRST)
+        for move in moves:
+            self.table.was_moved(move)
+        return moves[0] if moves else None
+
+    def end(self):
+        """Have the first page go; return what is written, or None."""
+        assert not self.table.unpin(0, self.FIRST)
+        moves = self.table.pin(0, self.SECOND)
+        for move in moves:
+            self.table.was_moved(move)
+            assert not self.table.pump()
+        assert not self.table.broken()
+        self.come_in = self.table.unpin(0, self.SECOND)
+        for move in self.come_in:  # ahead of its use
+            self.table.was_moved(move)
+        return moves[0] if moves else None
+
+    def grown(self, *tokens, block=0):
+        """Let a block grow by tokens, each at a time; return what is written of the page, and what comes in."""
+        self.begin()
+        for token in tokens:
+            self.table.grew(0, [block], [token])
+        write = self.end()
+        return write, (self.come_in[0] if self.come_in else None)
+
+
 def test_a_journal_holds_nothing_of_blocks_that_others_have_by_now():
     """A row whose tokens lie in a journal ends, another takes its block, and grows in it."""
-    contents = PageContents(sizes_of(SHAPES[:1], "float32", ranges=2, frames=6), [768])
-    live = np.zeros((2, contents.live.shape[1]), np.bool_)
-    live[0, 0] = True
-    contents.set_live(live)
-
-    def grown(*tokens):
-        for token in tokens:
-            contents.grew(0, np.array([0], np.int32), np.array([token], np.int32))
-        write = contents.begin_writing((0, 0))
-        contents.was_written((0, 0), write)
-        return write
-
-    assert grown(0, 1).record.items.tolist() == [[0, 0, 2, 0]]
-    assert grown(2).record.items.tolist() == [[0, 2, 1, ALIGNMENT]]
-    read = contents.begin_reading((0, 0))
-    assert not read.blocks.any() and read.journal.items[:, 1].tolist() == [0, 2] and read.journal.end == 2 * ALIGNMENT
-    contents.set_live(np.zeros_like(live))
-    contents.set_live(live)
-    assert not contents.has.any() and contents.begin_reading((0, 0)).journal.end == 0
-    assert grown(0).record.at == 0
-    assert contents.begin_reading((0, 0)).journal.items.tolist() == [[0, 0, 1, 0]]
+    page = OnePage()
+    write, _ = page.grown(0, 1)
+    assert write.items == [[0, 0, 2, 0]] and write.writes and not write.blocks and write.journal == (0, ALIGNMENT)
+    write, read = page.grown(2)
+    assert write.items == [[0, 2, 1, ALIGNMENT]] and write.nbytes == ALIGNMENT and not read.writes
+    assert not read.blocks and [item[1] for item in read.items] == [0, 2] and read.journal == (0, 2 * ALIGNMENT)
+    page.live()
+    page.live(0)
+    assert page.begin() is None and page.end() is None and not page.come_in
+    write, read = page.grown(0)
+    assert write.journal == (0, ALIGNMENT) and read.items == [[0, 0, 1, 0]]
     for token in range(1, 4):
-        grown(token)
-    whole = grown(4)  # the journal is full
-    assert whole.record is None and whole.blocks.tolist()[0] and contents.begin_reading((0, 0)).journal.end == 0
-    assert not contents.unsaved((0, 0)) and contents.lost(np.zeros((1, 2), np.bool_)) == 0
-    assert grown(63).blocks[0] and contents.begin_reading((0, 0)).blocks[0]  # the block is full
+        page.grown(token)
+    whole, read = page.grown(4)  # the journal is full
+    assert whole.journal == (0, 0) and whole.blocks == [0] and whole.nbytes == 3 * ALIGNMENT
+    assert read.blocks == [0] and read.journal == (0, 0)
+    write, read = page.grown(63)  # the block is full
+    assert write.blocks == read.blocks == [0] and not read.items
+    assert page.begin() is None and page.end() is None  # nothing is new
+
+
+def test_a_block_that_is_freed_while_it_is_written_is_not_the_next_ones():
+    page = OnePage()
+    page.begin()
+    page.table.wrote(0, [0])
+    page.table.unpin(0, page.FIRST)
+    (move,) = page.table.pin(0, page.SECOND)
+    page.live()
+    page.live(0)
+    page.table.was_moved(move)
+    page.table.pump()
+    assert not page.table.unpin(0, page.SECOND) and not page.table.broken()
+    assert page.begin() is None
+
+
+def test_tables_refuse_what_pages_have_not():
+    table = OnePage().table
+    marks = np.zeros(3, np.uint8)
+    for call, expected in (
+        (lambda: table.pin(1, marks[:2]), "layer: expected 0 to 0, got 1"),
+        (lambda: table.pin(0, marks), "parts: expected 2 bytes, got 3"),
+        (lambda: table.set_live(marks), "live: expected 2 bytes, got 3"),
+        (lambda: table.find_able(0, marks, marks[:1]), "needs: expected 2 bytes, got 3"),
+        (lambda: table.wrote(0, [2]), "blocks: expected 0 to 1, got 2"),
+        (lambda: table.grew(0, [0, 1], [0]), "tokens: expected one for each of 2 blocks, got 1"),
+        (lambda: page_table(PageSizes(1, 512, 3, 2, 1, 1, 4096, 64), [768]), "range_blocks: expected a multiple of 8"),
+        (lambda: page_table(PageSizes(1, 4096, 3, 2, 0, 1, 4096, 64), [768]), "expected 1 at least, got 0 and 1"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            call()
 
 
 def test_copies_of_forks_wait_until_their_blocks_are_given_to_others():
@@ -330,7 +401,7 @@ def test_bad_arguments_change_nothing():
     with pytest.raises(KvCapacityError, match="KV cache full"):
         cache.extend([5], [cache.capacity_tokens])
     cache.check()
-    assert cache.length(3) == 70 and not cache.pages._pinned.any()
+    assert cache.length(3) == 70 and not cache.pages.any_pinned
 
 
 def test_threads_and_files_end_with_the_cache(tmp_path):
@@ -368,11 +439,19 @@ def test_sizes_that_do_not_fit_are_refused(memory, tier, problem):
 
 
 def test_runs_are_aligned_and_joined():
-    marks = np.array([1, 1, 0, 0, 1, 0, 0, 0, 0, 1], np.bool_)
-    assert runs_of(marks, 4096) == [(0, 8192), (16384, 20480), (36864, 40960)]
-    assert runs_of(marks, 4096, gap=8192) == [(0, 20480), (36864, 40960)]
-    assert runs_of(marks, 1536) == [(0, 8192), (12288, 16384)]
-    assert runs_of(np.zeros(4, np.bool_), 4096) == []
+    """Of blocks that are written; what lies between those that are read is read along."""
+    far = 300 * 1024 // 1536 // 8 * 8
+
+    def moved(block_bytes, *blocks):
+        page = OnePage(2 * far + 16, block_bytes)
+        page.begin()
+        page.table.wrote(0, list(blocks))
+        return page.end().runs, page.come_in[0].runs
+
+    assert moved(4096, 0, 1, 4) == ([(0, 8192), (16384, 20480)], [(0, 20480)])
+    assert moved(1536, 0, 1, 4) == ([(0, 8192)], [(0, 8192)])
+    begin = far * 1536
+    assert moved(1536, 0, 2 * far) == ([(0, 4096), (2 * begin, 2 * begin + 4096)],) * 2
 
 
 def test_a_page_has_the_frames_bytes():

@@ -10,8 +10,11 @@ import time
 import numpy as np
 import pytest
 
+from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.swapped_blocks import blocks_of
+from hpcdecode.attention.torch_rows import layer_bytes
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.errors import InvariantViolation
@@ -53,8 +56,9 @@ class Faulty(HostTier):
         super().read(chunk, data)
 
 
-def opened(kind="float32", shapes=SHAPES, capacity=8192):
-    return open_kv_cache(shapes, kv_dtype=kind, capacity_tokens=capacity, max_sequences=8, block_tokens=64, threads=2)
+def opened(kind="float32", shapes=SHAPES, capacity=8192, backend="attn_cpu"):
+    sizes = {"kv_dtype": kind, "capacity_tokens": capacity, "max_sequences": 8, "block_tokens": 64}
+    return open_kv_cache(shapes, **sizes, threads=2, backend=backend)
 
 
 def filled(kv_cache, lengths):
@@ -92,12 +96,13 @@ def tables(*rows):
     return np.array(rows, np.int32)
 
 
+@pytest.mark.parametrize("backend", ["attn_cpu", "torch"])
 @pytest.mark.parametrize(
     ("kind", "shapes"),
     [("float32", SHAPES), ("bfloat16", SHAPES), ("int8", SHAPES), ("int4", SHAPES), ("int8", LATENT)],
 )
-def test_what_comes_back_attends_to_the_same_bits(tmp_path, kind, shapes):
-    kv_cache = opened(kind, shapes)
+def test_what_comes_back_attends_to_the_same_bits(tmp_path, kind, shapes, backend):
+    kv_cache = opened(kind, shapes, backend=backend)
     filled(kv_cache, [1, 64, 1500, 777])
     kv_cache.fork(2, 4)  # what is shared moves whole
     before = [attended(kv_cache, slot) for slot in (0, 1, 2, 3)]
@@ -232,3 +237,29 @@ def test_blocks_that_a_slot_does_not_hold_are_not_copied():
         native.copy_out(0, 0, block[:-1].copy())
     with pytest.raises(ValueError, match="not open"):
         native.copy_out(1, 0, block)
+
+
+def test_blocks_of_a_cache_in_torch_are_those_of_a_slot():
+    """On the device of hosts; and not those of caches that kernels alone can read."""
+    kv_cache = opened("k8v4", backend="torch")
+    filled(kv_cache, [100, 200])
+    blocks = blocks_of(HostKvCache(kv_cache, "cpu"))
+    assert blocks.block_bytes == 64 * sum(layer_bytes(shape, "k8v4") for shape in SHAPES)
+    data = blocks.memory(2 * blocks.block_bytes)
+    before = attended(kv_cache, 1)
+    blocks.copy_out(1, 2, data)()
+    kv_cache.release([0])
+    kv_cache.extend([5], [256])
+    blocks.copy_out(1, 0, other := blocks.memory(2 * blocks.block_bytes))()
+    kv_cache.release([1])
+    blocks.copy_in(5, 0, other)
+    blocks.copy_in(5, 2, data)
+    kv_cache.truncate(5, 200)
+    assert attended(kv_cache, 5) == before
+    for first, problem in ((3, "expected blocks 0 to 3, got 3 to 4"), (-1, "got -1 to 0")):
+        with pytest.raises(ValueError, match=problem):
+            blocks.copy_in(5, first, data)
+    with pytest.raises(ValueError, match="expected a multiple of"):
+        blocks.copy_out(5, 0, data[1:])
+    with pytest.raises(InvariantViolation, match="whose blocks can be read"):
+        KvSwap(opened(backend="attn_cuda"), [])

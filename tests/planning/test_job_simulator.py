@@ -41,13 +41,13 @@ class Recorded(PageStore):
         super().__init__(*args)
         self.order = []
 
-    def read(self, page, *rest):
-        self.order.append(("read", page))
-        return super().read(page, *rest)
+    def read(self, move):
+        self.order.append(("read", move.page))
+        return super().read(move)
 
-    def write(self, page, *rest):
-        self.order.append(("write", page))
-        return super().write(page, *rest)
+    def write(self, move):
+        self.order.append(("write", move.page))
+        return super().write(move)
 
 
 class OneByOne(StreamedKvCache):

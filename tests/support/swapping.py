@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from hpcdecode.attention.swapped_blocks import blocks_of
 from hpcdecode.engine import kv_swap, swap_room
 from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.engine.tier_speed import TierSpeed
@@ -30,7 +31,7 @@ def eager(swaps: Swaps) -> Swaps:
 
 
 def chunk_bytes(kv_cache) -> int:
-    return kv_swap.chunk_bytes(kv_cache.native.block_bytes)
+    return kv_swap.chunk_bytes(blocks_of(kv_cache).block_bytes)
 
 
 def host_swap(kv_cache, chunks: int) -> KvSwap:

@@ -1,0 +1,167 @@
+"""Whole KV blocks of sequences, from a KV cache to memory of this host and back, on whatever device the cache is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.cpu import CpuKvCache
+from hpcdecode.attention.host import HostKvCache
+from hpcdecode.attention.torch_cache import TorchKvCache
+from hpcdecode.system.swap_tiers import memory_for
+from hpcdecode.system.tier import Chunk
+
+
+class SwappedBlocks(Protocol):
+    """Whole blocks of the slots of a KV cache. A block has the bytes of all layers.
+
+    Attributes:
+        block_tokens: Tokens of a block.
+        block_bytes: Bytes of a block.
+    """
+
+    block_tokens: int
+    block_bytes: int
+
+    def length(self, slot: int) -> int:
+        """Return the tokens that an open slot holds."""
+
+    def memory(self, nbytes: int) -> Chunk:
+        """Return memory of this host, uint8 [nbytes], for tiers and for the KV cache's device to copy to and from."""
+
+    def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], None]:
+        """Copy blocks of a slot to memory; the slot may be released, and its blocks written, after this call.
+
+        Args:
+            slot: An open slot.
+            first: The first one of its blocks.
+            to: uint8, whole blocks.
+
+        Returns:
+            What waits until all is in memory.
+        """
+
+    def copy_in(self, slot: int, first: int, data: Chunk) -> None:
+        """Copy blocks back to a slot, and wait for that. It is called beside others, which leave the slot alone."""
+
+
+def blocks_of(kv_cache: KvCache) -> SwappedBlocks | None:
+    """Return the blocks of a KV cache, or None if nothing but kernels can read them."""
+    if isinstance(kv_cache, HostKvCache):
+        return blocks_of(kv_cache.kv_cache)
+    if isinstance(kv_cache, TorchKvCache):
+        return TorchBlocks(kv_cache)
+    return CpuBlocks(kv_cache) if isinstance(kv_cache, CpuKvCache) else None
+
+
+class CpuBlocks:
+    """`SwappedBlocks` of a KV cache in this host's memory."""
+
+    def __init__(self, kv_cache: CpuKvCache) -> None:
+        self._native, self.length = kv_cache.native, kv_cache.length
+        self.block_tokens, self.block_bytes = kv_cache.block_tokens, kv_cache.native.block_bytes
+        self.copy_in, self.memory = kv_cache.native.copy_in, memory_for
+
+    def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], None]:
+        """Copy blocks, as `SwappedBlocks.copy_out`; it is done on return."""
+        self._native.copy_out(slot, first, to)
+        return _done
+
+
+class TorchBlocks:
+    """`SwappedBlocks` of a KV cache in torch, on any device.
+
+    On a GPU blocks are put together on the device, and cross on a stream of their own beside all computing, to and from
+    pinned memory.
+    """
+
+    def __init__(self, kv_cache: TorchKvCache) -> None:
+        self._table, self._device = kv_cache.table, kv_cache.device
+        self.length, self.block_tokens = kv_cache.length, kv_cache.block_tokens
+        blocks = kv_cache.capacity_tokens // kv_cache.block_tokens
+        self._stores = [tensor.view(torch.uint8).view(blocks, -1) for tensor in kv_cache.tensors()]
+        self._widths = [store.shape[1] for store in self._stores]
+        self.block_bytes = sum(self._widths)
+        self._streams: _Streams | None = None
+        if self._device.type == "cuda":
+            self._streams = _Streams(torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device))
+
+    def memory(self, nbytes: int) -> Chunk:
+        """Return pinned memory, which begins with a page of the system, or any for a cache on CPUs."""
+        if self._streams is None:
+            return memory_for(nbytes)
+        pinned: Chunk = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return pinned
+
+    @torch.inference_mode()
+    def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], None]:
+        """Copy blocks, as `SwappedBlocks.copy_out`."""
+        host = self._blocks(to)
+        held = self._held(slot, first, len(host))
+        if self._streams is None:
+            host.copy_(self._read(held))
+            return _done
+        gathered, copied = torch.cuda.Event(), torch.cuda.Event()
+        with self._streams.behind_computing():
+            rows = self._read(held.to(self._device))
+            gathered.record()
+            host.copy_(rows, non_blocking=True)
+            copied.record()
+        self._streams.computing.wait_event(gathered)
+        return copied.synchronize
+
+    @torch.inference_mode()
+    def copy_in(self, slot: int, first: int, data: Chunk) -> None:
+        """Copy blocks back, as `SwappedBlocks.copy_in`."""
+        host = self._blocks(data)
+        held = self._held(slot, first, len(host))
+        if self._streams is None:
+            self._write(held, host)
+            return
+        copied = torch.cuda.Event()
+        with self._streams.behind_computing():  # what had the blocks before may still be read
+            self._write(held.to(self._device), host.to(self._device, non_blocking=True))
+            copied.record()
+        copied.synchronize()
+
+    def _blocks(self, memory: Chunk) -> Tensor:
+        """Return memory as blocks, uint8 [n, block_bytes]."""
+        if len(memory) % self.block_bytes:
+            raise ValueError(f"blocks: expected a multiple of {self.block_bytes} bytes, got {len(memory)}")
+        return torch.from_numpy(memory).view(-1, self.block_bytes)
+
+    def _held(self, slot: int, first: int, count: int) -> Tensor:
+        """Return the ids of `count` blocks of a slot, int64 [count], on the host."""
+        have = -(-self.length(slot) // self.block_tokens)
+        if not 0 <= first <= have - count:
+            raise ValueError(f"slot {slot}: expected blocks 0 to {have - 1}, got {first} to {first + count - 1}")
+        held = self._table.held(np.array([slot], np.int32))[0, first : first + count]
+        return torch.from_numpy(held.astype(np.int64))
+
+    def _read(self, held: Tensor) -> Tensor:
+        return torch.cat([store.index_select(0, held) for store in self._stores], 1)
+
+    def _write(self, held: Tensor, rows: Tensor) -> None:
+        for store, part in zip(self._stores, rows.split(self._widths, 1), strict=True):
+            store.index_copy_(0, held, part)
+
+
+class _Streams:
+    """The stream on which a device computes, and one for copies."""
+
+    def __init__(self, computing: torch.cuda.Stream, copying: torch.cuda.Stream) -> None:
+        self.computing, self.copying = computing, copying
+
+    def behind_computing(self) -> torch.cuda.StreamContext:
+        """Return a context whose work comes behind all computing so far."""
+        self.copying.wait_stream(self.computing)
+        return torch.cuda.stream(self.copying)
+
+
+def _done() -> None:
+    """Return at once."""
