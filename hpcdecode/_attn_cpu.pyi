@@ -262,11 +262,134 @@ class KvCache:
     def address(self) -> int:
         """Address of the arena, where frames lie one behind the other."""
 
+    def seal(self, move: PageMove, journal: _Bytes) -> None:
+        """Take the checksums of what a move writes, and copy its tokens to the journal of its page.
+
+        Other calls may run that leave this frame alone.
+        """
+
+    def unseal(self, move: PageMove, journal: _Bytes) -> bool:
+        """Copy the tokens of a page's journal to the frame; False if something is not what was written.
+
+        Other calls may run that leave this frame alone.
+        """
+
 def crc32c(data: _Bytes) -> int:
     """Return the CRC-32C of data."""
 
 def crc32c_by_table(data: _Bytes) -> int:
     """Return the same without instructions for it."""
+
+class PageMove:
+    """What moves of a page of a KV cache with frames, in or out."""
+
+    @property
+    def writes(self) -> bool:
+        """True if it goes out."""
+
+    @property
+    def page(self) -> tuple[int, int]:
+        """Layer and range of the page."""
+
+    @property
+    def frame(self) -> int:
+        """Number of the frame that it lies in."""
+
+    @property
+    def blocks(self) -> list[int]:
+        """The page's blocks that move as a whole."""
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Begin and end of these in the page, in bytes, as tiers can move them."""
+
+    @property
+    def journal(self) -> tuple[int, int]:
+        """Begin and end of what moves of the page's journal, in bytes."""
+
+    @property
+    def items(self) -> list[list[int]]:
+        """Tokens in the journal: block, first token, how many, byte of the journal."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that move."""
+
+class PageTable:
+    """Which pages of a KV cache with frames lie in memory, and which of them move next.
+
+    It decides; others move what it returns, in order, and say so. Calls must exclude each other.
+    Marks are uint8, 1 or 0, one a range, unless said otherwise.
+    """
+
+    def __init__(
+        self,
+        ranges: int,
+        range_blocks: int,
+        block_tokens: int,
+        block_bytes: int,
+        journal_bytes: int,
+        alignment: int,
+        row_bytes: Sequence[int],
+        frames: int,
+        window: int,
+    ) -> None:
+        """Begin with all pages absent.
+
+        Args:
+            ranges: Number of ranges of blocks.
+            range_blocks: Blocks of a page, in one range at one layer.
+            block_tokens: Tokens of a block.
+            block_bytes: Bytes of a block at a layer.
+            journal_bytes: Room for single tokens behind the blocks of a page in a tier.
+            alignment: Of what tiers read and write, in bytes.
+            row_bytes: Bytes of a token at every layer.
+            frames: Pages that memory has room for.
+            window: Pages that come in ahead of their use.
+        """
+
+    def set_live(self, live: _Bytes) -> None:
+        """Say which blocks sequences hold, uint8 [ranges * range_blocks]; what others held is forgotten."""
+
+    def pin(self, layer: int, parts: _Bytes) -> list[PageMove]:
+        """Have pages of a layer come in, and stay until unpin; return the moves that begin."""
+
+    def unpin(self, layer: int, parts: _Bytes) -> list[PageMove]:
+        """Let pages of a layer go, which are needed again when all others have been; return the moves that begin."""
+
+    def pump(self) -> list[PageMove]:
+        """Return the moves that begin now."""
+
+    def find_able(self, layer: int, needs: _Bytes, able: _Bytes) -> int:
+        """Find the rows that have all their pages; return their number.
+
+        Args:
+            layer: Of the pages.
+            needs: uint8 [n * ranges], the ranges that each row needs.
+            able: uint8 [n], set to 1 or 0.
+        """
+
+    def place(self, kv_cache: KvCache, layer: int) -> None:
+        """Tell a KV cache in which frame each page of a layer lies for the calls to come."""
+
+    def frames(self, layer: int) -> list[int]:
+        """Return the frame of each page of a layer, or -1."""
+
+    def wrote(self, layer: int, blocks: _Ints) -> None:
+        """Note that blocks of pinned pages changed, whatever of them."""
+
+    def grew(self, layer: int, blocks: _Ints, tokens: _Ints) -> None:
+        """Note that blocks of pinned pages grew by one token each, tokens of the blocks."""
+
+    def was_moved(self, move: PageMove) -> None:
+        """Note that a move has come to its end; some of its blocks may be others' by now."""
+
+    def broken(self) -> str:
+        """Return what does not hold of: frames are free or have one page, blocks are somewhere; empty if all does."""
+
+    @property
+    def any_pinned(self) -> bool:
+        """True if any page has to stay."""
 
 class Prefill:
     """Causal attention of prompts over their own K and V, which the caller holds packed.
@@ -365,6 +488,38 @@ class Prefill:
     @property
     def threads(self) -> int:
         """Number of threads."""
+
+def play_region(
+    shape: LayerShape,
+    kv_dtype: str,
+    block_tokens: int,
+    lengths: Sequence[int],
+    chunks: Sequence[tuple[int, int]],
+    threads: int,
+    seconds_per_byte: float,
+    seconds_per_product: float,
+    seconds_per_token: float,
+    together: bool,
+) -> list[tuple[str, int, float, float]]:
+    """Return what attention of a layer would take, without K and V.
+
+    Its items are cut, and threads take them, as Prefill.attend has it.
+
+    Args:
+        shape: Of the layer.
+        kv_dtype: Of the KV cache.
+        block_tokens: Tokens of a block.
+        lengths: Of sequences that decode, their new tokens included.
+        chunks: First token and tokens of every chunk of a prompt.
+        threads: Number of threads.
+        seconds_per_byte: Of a thread that attends to a byte of the KV cache.
+        seconds_per_product: Of a thread that multiplies for prompts.
+        seconds_per_token: Of a thread that packs or appends a token of a KV head.
+        together: True for one region; False if what is appended, what attends, and prompts follow each other.
+
+    Returns:
+        Every item as (kind, thread, begin, end), as they are taken; kind is attend, append, pack or prompt.
+    """
 
 class RecurrentShape:
     """The shape of one recurrent layer."""

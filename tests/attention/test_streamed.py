@@ -218,7 +218,7 @@ def test_saved_tokens_come_back_to_the_bit(kv_dtype, shape):
 
 
 class OnePage:
-    """A table of two pages of one layer with a frame for one of them, so that each time the other one is needed it goes.
+    """A table of two pages of one layer with a frame for one of them: the first goes when the second is needed.
 
     Args:
         blocks: Of a page.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -72,7 +73,7 @@ def test_no_thread_is_idle_while_work_is_left(threads):
             by_thread[thread].append((begin, end, kind))
         assert len(by_thread) <= threads
         for own in by_thread.values():
-            assert all(a[1] <= b[0] for a, b in zip(own, own[1:], strict=False))
+            assert all(a[1] <= b[0] for a, b in pairwise(own))
         work, last = sum(end - begin for _, _, begin, end in items), max(end for *_, end in items)
         longest, packed = (max(e - b for _, _, b, e in items), max(e for k, _, _, e in items if k == "pack"))
         assert work / threads <= last * (1 + 1e-9) and last <= work / threads + longest + packed
