@@ -110,7 +110,7 @@ def _over_latents(q: Tensor, latents: Tensor, shape: LayerShape, sinks: Tensor |
     for begin in range(0, n, some):
         part = q[begin : begin + some]
         end = length - n + begin + len(part)
-        low = 0 if shape.window is None else max(end - len(part) + 1 - shape.window, 0)
+        low = int(shape.first_seen(np.array(end - len(part))))  # of chunks the begin of one
         seen = latents[low:end]
         scores = product(part.flatten(0, 1)[None], seen.t()[None]).view(len(part), shape.q_heads, -1)
         weights = _weights(scores.mul_(shape.scale), shape, sinks).to(latents.dtype)
@@ -119,7 +119,7 @@ def _over_latents(q: Tensor, latents: Tensor, shape: LayerShape, sinks: Tensor |
 
 
 def _weights(scores: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of scores [n, q_heads, L] of the last n of L positions, float32."""
+    """Return the softmax of scores [n, q_heads, L] of the last n of L positions, float32. Chunks begin at the first."""
     n, _, length = scores.shape
     if shape.softcap is not None:
         scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
@@ -127,7 +127,7 @@ def _weights(scores: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
     key = torch.arange(length, device=scores.device)
     hidden = key > query
     if shape.window is not None:
-        hidden |= key <= query - shape.window
+        hidden |= key < (query // shape.window * shape.window if shape.chunked else query + 1 - shape.window)
     scores = scores.masked_fill_(hidden, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1).expand(n, -1, 1)], -1)

@@ -15,6 +15,7 @@ SHAPES = {
     "mla": shape(3, 48, 1, v_dim=32),
     "latent5_40": shape(1, 40, 5, v_dim=32, latent=True),
     "latent3_24_window_sinks_softcap": shape(1, 24, 3, v_dim=24, latent=True, window=60, sinks=True, softcap=20.0),
+    "latent2_40_chunks": shape(1, 40, 2, v_dim=32, latent=True, window=50, chunked=True),
     "gqa2_64_softcap": shape(1, 64, 2, softcap=30.0),
     "gqa6_33_window": shape(2, 33, 6, window=50),
     "gqa4_33_chunks": shape(2, 33, 4, window=50, chunked=True),
