@@ -94,7 +94,7 @@ def _sizes(options: EngineOptions, scale: Scale) -> str:
 
 
 def explain(engine: Engine, scales: Sequence[Scale], first: Sequence[Prompt], all_rows: bool) -> None:
-    """Log, at level DEBUG, from what the values were chosen.
+    """Log, at level DEBUG, from what the values were chosen; warn if rows choose none of the adapters that there are.
 
     Args:
         engine: The engine.
@@ -102,9 +102,14 @@ def explain(engine: Engine, scales: Sequence[Scale], first: Sequence[Prompt], al
         first: First rows of the job.
         all_rows: Whether these are all rows.
     """
+    options, team = engine.options, engine.team
+    if options.adapters and all_rows and first and all(prompt.adapter < 0 for prompt in first):
+        logger.warning(
+            f"hpcdecode: warning: no row that is left chooses an adapter, of {', '.join(options.adapters)}: the model "
+            "alone answers them; rows choose by their field lora, and --lora DIR without a name is for all rows"
+        )
     if not logger.isEnabledFor(logging.DEBUG):
         return
-    options, team = engine.options, engine.team
     given = [name for name in _CHOSEN if getattr(options, name) is not None]
     r_ranks = [r for r in team.ranks if r.has_r]
     logger.debug(f"hpcdecode: given by flags or profile, of {', '.join(_CHOSEN)}: {', '.join(given) or 'none'}")

@@ -45,6 +45,7 @@ def result_of(sequence: SequenceState, tokenizer: Tokenizer) -> Result:
         reasoning=parsed and parsed.reasoning,
         content=parsed and parsed.content,
         tool_calls=parsed and parsed.tool_calls,
+        adapter=prompt.lora,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from hpcdecode.config import EngineOptions
+from hpcdecode.data.prompts.batch_format import require_adapter_names
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import Desk, RankReport
@@ -88,6 +89,7 @@ class Engine:
         self.options, self.team, self.timeline = options, team, timeline or Timeline()
         torch.set_num_threads(team.me.threads)
         limit_torch(team.me.device, options.gpu_memory)
+        require_adapter_names(options.adapters, options.model)
         self.setup, self._loaded = load(options, team, model)
         measure_room(options, team, self.setup)
         measure_speeds(team)

@@ -63,6 +63,7 @@ def scored_results(request: Request, tokenizer: Tokenizer) -> list[Result]:
             perplexity=each.perplexity,
             is_greedy=each.greedy,
             is_best=sample == best,
+            adapter=prompt.lora,
         )
         for sample, each in enumerate(scored)
     ]

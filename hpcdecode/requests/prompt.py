@@ -40,6 +40,7 @@ class Prompt(msgspec.Struct):
         drawn_as: the line whose random numbers it draws; 0 for its own.
         updates: its tokens are told as they come.
         adapter: number of the adapter that updates its tokens; -1 for none.
+        lora: its name; empty for none.
     """
 
     line: int
@@ -54,6 +55,7 @@ class Prompt(msgspec.Struct):
     drawn_as: int = 0
     updates: bool = False
     adapter: int = -1
+    lora: str = ""
 
     @property
     def draw_line(self) -> int:

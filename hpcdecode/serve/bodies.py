@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from hpcdecode.data.prompts.batch_format import choosing
 from hpcdecode.data.prompts.fields import LORA
 from hpcdecode.data.results.openai_body import URLS
 from hpcdecode.engine.live import UNBOUNDED
@@ -30,7 +31,7 @@ class Asked:
 
     Attributes:
         endpoint: `chat` or `completions`.
-        model: Name of the model, for the answer.
+        model: Name of the model, or of the adapter, for the answer.
         rows: The fields of each prompt, as requests of the batch format.
         prompts: The prompts as they came.
         defaults: Sampling parameters that the fields replace.
@@ -106,11 +107,11 @@ def asked_of(body: dict[str, Any], endpoint: str, context: Context) -> Asked:
 
     Raises:
         ApiError: The model is not known.
-        RowProblem: A field that concerns the answer cannot be used.
+        RowProblem: A field that concerns the answer cannot be used, or two adapters are named.
     """
+    body = choosing(body, context.adapters)
     model = model_of(body, context)
-    if model in context.adapters:
-        body.setdefault(LORA, model)
+    model = body[LORA] if body.get(LORA) in context.adapters else model
     stream = _boolean(body, "stream")
     options = _stream_options(body, stream)
     completes = endpoint == "completions"

@@ -63,5 +63,12 @@ class ServeOptions(EngineOptions, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise UserError(f"--{name.replace('_', '-')}: expected seconds >= 0, got {value}", everywhere=True)
+        if clash := set(self.adapters) & set(self.served_model_name):
+            name = min(clash)
+            raise UserError(
+                f"--lora {name}=DIR: expected another name than the model's, got {name!r}, which --served-model-name "
+                "has too; choose another one",
+                everywhere=True,
+            )
         self._require_counts("max_waiting", "max_body", "max_file")
         return super().check()

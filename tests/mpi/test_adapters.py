@@ -80,6 +80,13 @@ def test_a_job_goes_on_with_its_adapters_alone(hpcdecode, tmp_path, job, one):
     assert rows_in(tmp_path / "o.h5") == one
 
 
+def test_adapters_that_no_row_chooses_are_warned_of(hpcdecode, job):
+    line, lora = job
+    result = hpcdecode("generate", "-p", "a", *line[2:], *lora[:4], "-o", "o.h5")
+    assert result.returncode == 0, result.stderr
+    assert "warning: no row that is left chooses an adapter, of all, attention: the model alone" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

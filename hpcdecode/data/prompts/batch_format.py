@@ -5,12 +5,12 @@ A field is ignored if it cannot change the text. It is refused if it would chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from hpcdecode.data.prompts.fields import LORA, asks_for_nothing
-from hpcdecode.errors import RowProblem
+from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.requests.values import shown, suggestion, type_name
 from hpcdecode.system.model_path import short_names
 
@@ -70,7 +70,7 @@ def request_fields(
     source = ENDPOINTS[url]
     if body.get(source) is None:
         raise RowProblem(f"body: expected {source} for {url}, got none")
-    body = _choosing(body, adapters)
+    body = choosing(body, adapters)
     _check_model(body.get("model"), model, adapters)
     _check_fields(body, known, source)
     if source == "prompt" and isinstance(body["prompt"], list):
@@ -78,11 +78,15 @@ def request_fields(
     return body
 
 
-def _choosing(body: dict[str, Any], adapters: Sequence[str]) -> dict[str, Any]:
-    """Return the body with the adapter that it names as its model as its field `lora`."""
+def choosing(body: dict[str, Any], adapters: Sequence[str]) -> dict[str, Any]:
+    """Return the body with the adapter that it names as its model as its field `lora`.
+
+    Raises:
+        RowProblem: It has another one there.
+    """
     if (named := body.get("model")) not in adapters:
         return body
-    if body.get(LORA) not in (None, named):
+    if body.get(LORA) not in (None, "", named):
         raise RowProblem(f"{LORA}: expected {named}, as model is, got {shown(body[LORA])}; remove one of them")
     return {**{name: value for name, value in body.items() if name != "model"}, LORA: named}
 
@@ -121,6 +125,17 @@ def is_named(named: str, model: str) -> bool:
     """Return whether a request's name of a model means the one in the directory `model`."""
     last = named.rstrip("/").rpartition("/")[2]
     return named == model or last.casefold() in map(str.casefold, model_names(model))
+
+
+def require_adapter_names(adapters: Iterable[str], model: str) -> None:
+    """Raise UserError if an adapter has a name of the model in the directory `model`: requests name either."""
+    for name in adapters:
+        if is_named(name, model):
+            raise UserError(
+                f"--lora {name}=DIR: expected another name than the model's, as requests name one of them as their "
+                f"model, got {name!r} for an adapter of {model}; choose another one",
+                everywhere=True,
+            )
 
 
 def model_names(model: str) -> frozenset[str]:

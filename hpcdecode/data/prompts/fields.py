@@ -61,25 +61,25 @@ def row_params(fields: dict[str, Any], defaults: SamplingParams) -> SamplingPara
     return msgspec.structs.replace(defaults, **own).check() if own else defaults
 
 
-def adapter_of(fields: dict[str, Any], adapters: Sequence[str]) -> int:
-    """Return the number of the adapter that a row chooses, -1 if it chooses none.
+def adapter_of(fields: dict[str, Any], adapters: Sequence[str] | None) -> str:
+    """Return the name of the adapter that a row chooses, empty if it chooses none; in tables none is an empty text.
 
     Args:
         fields: Fields of the row.
-        adapters: Names of the adapters that there are.
+        adapters: Names of the adapters that there are; None accepts any.
 
     Raises:
         RowProblem: There is no such adapter.
     """
     name = fields.get(LORA)
-    if name is None:
-        return -1
+    if name is None or name == "":
+        return ""
     if not isinstance(name, str):
         raise RowProblem(f"{LORA}: expected the name of an adapter, got {type_name(name)} {shown(name)}")
-    if name not in adapters:
+    if adapters is not None and name not in adapters:
         known = f"one of {', '.join(adapters)}" if adapters else "none, as the job has no --lora NAME=DIR"
         raise RowProblem(f"{LORA}: expected {known}, got {shown(name)}")
-    return adapters.index(name)
+    return name
 
 
 def _structured_outputs(fields: dict[str, Any]) -> dict[str, Any] | None:

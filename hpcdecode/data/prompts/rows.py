@@ -58,6 +58,7 @@ class Row(msgspec.Struct):
     rendered: str | None = None  # text of the messages, once they are rendered
     scored: Continuations | None = None  # what is scored; None if text is generated
     adapter: int = -1  # number of the adapter that it chooses; -1 for none
+    lora: str = ""  # its name; empty for none
 
 
 class RowError(msgspec.Struct):
@@ -81,7 +82,7 @@ def read_rows(
     template: RowTemplate | None = None,
     quiet: bool = False,
     score: bool = False,
-    adapters: Sequence[str] = (),
+    adapters: Sequence[str] | None = (),
 ) -> Iterator[Row | RowError]:
     """Return an iterator over the rows of files, in order, without blank lines.
 
@@ -98,7 +99,7 @@ def read_rows(
         template: Makes prompts of columns; None if rows have prompts.
         quiet: Whether no warnings are logged.
         score: Whether rows are scored, and may have continuations.
-        adapters: Names of the adapters that rows may choose.
+        adapters: Names of the adapters that rows may choose; None accepts any, where nothing is generated.
 
     Raises:
         UserError: A file cannot be opened or read.
@@ -160,7 +161,7 @@ class RowReader:
         template: Makes prompts of columns; None if rows have prompts.
         ids: Class that warns about ids that repeat; None if they may.
         score: Whether rows are scored, and may have continuations.
-        adapters: Names of the adapters that rows may choose.
+        adapters: Names of the adapters that rows may choose; None accepts any, where nothing is generated.
 
     Attributes:
         unknown: Warns about fields with unknown names.
@@ -175,9 +176,9 @@ class RowReader:
         ids: type[RepeatedIds] | None = None,
         *,
         score: bool = False,
-        adapters: Sequence[str] = (),
+        adapters: Sequence[str] | None = (),
     ):
-        self._adapters = tuple(adapters)
+        self._adapters = adapters
         self._score, self._known = score, scored_fields() if score else known_fields()
         known = self._known
         self._names_texts = score and (template is None or template.columns == frozenset())  # else a template may
@@ -203,6 +204,7 @@ class RowReader:
             source = source_of(fields)
             messages = messages_of(fields) if source == "messages" else None
             scored = continuations_of(fields, source) if self._score else None
+            lora = adapter_of(fields, self._adapters)
             self._doubt(place, line, row_id, messages)
             return Row(
                 line=line,
@@ -213,7 +215,8 @@ class RowReader:
                 params=row_params(_scoring_only(fields) if scored else fields, defaults),
                 chat=chat_options(fields),
                 scored=scored,
-                adapter=adapter_of(fields, self._adapters),
+                adapter=self._adapters.index(lora) if lora and self._adapters is not None else -1,
+                lora=lora,
             )
         except RowProblem as e:
             return row_error(line, row_id, f"{raw.place}{e}")
@@ -229,7 +232,7 @@ class RowReader:
         """Return the fields of a row under their usual names, and warn about unknown ones."""
         if is_request(given) and not any(name in given for name in SOURCES):
             self.unknown.row(place, given.keys() - LINE_FIELDS)
-            return request_fields(given, self._model, self._known, self._adapters)
+            return request_fields(given, self._model, self._known, self._adapters or ())
         self.unknown.row(place, given)
         return renamed(given, self._column)
 

@@ -45,7 +45,9 @@ def scored_prompt(row: Row, scored: Continuations, tokenizer: Encoder, max_posit
         ids = _text_ids(row, tokenizer, max_positions)
         texts = [""] if row.prompt_token_ids is None else []  # the prompt's text is among the results already
         targets = list(windows(ids, max_positions))
-        return Prompt(row.line, row.id, [], row.params, targets=targets, texts=texts, adapter=row.adapter)
+        made = Prompt(row.line, row.id, [], row.params, targets=targets, texts=texts)
+        made.adapter, made.lora = row.adapter, row.lora
+        return made
     context, pairs = _pairs(row, scored, tokenizer)
     for index, ids in enumerate(pairs):
         _require_tokens(scored, index, ids)
@@ -53,9 +55,9 @@ def scored_prompt(row: Row, scored: Continuations, tokenizer: Encoder, max_posit
         _target(context, ids, sample, row.params.truncate_prompt_tokens, max_positions)
         for sample, ids in enumerate(pairs)
     ]
-    return Prompt(
-        row.line, row.id, context, row.params, targets=joined(targets), texts=scored.texts, adapter=row.adapter
-    )
+    made = Prompt(row.line, row.id, context, row.params, targets=joined(targets), texts=scored.texts)
+    made.adapter, made.lora = row.adapter, row.lora
+    return made
 
 
 def windows(token_ids: list[int], size: int) -> Iterator[Target]:

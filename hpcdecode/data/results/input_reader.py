@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcdecode.data.prompts.columns import MISSING, TEXT, json_text, unpack
 from hpcdecode.data.results.inputs import TOGETHER, InputColumn, InputColumns, dataset_name, native_values
-from hpcdecode.data.results.layout import INPUTS, PARSED, shown_name
+from hpcdecode.data.results.layout import INPUTS, NOT_OWN, shown_name
 from hpcdecode.data.results.strings import STRING
 
 _TEXT = "prompt"  # names that no input column is shown under
@@ -33,7 +33,7 @@ class InputReader:
         self._file, self._inputs = file, InputColumns.of(file)
         self.packed = INPUTS in file["rows"]
         self.names: dict[str, str | None] = {_TEXT: None} if self._inputs.prompt else {}
-        parsed = [name for name in PARSED if name in file["rows"]]
+        parsed = [name for name in NOT_OWN if name in file["rows"]]
         shown = {shown_name(name, parsed): name for name in self._inputs.columns}
         self.names |= {_ALL: None} if self._inputs.many else shown
 

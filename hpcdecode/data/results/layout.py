@@ -27,6 +27,8 @@ from hpcdecode.errors import InvariantViolation
 FINISH_REASONS = {"stop": 0, "length": 1}
 FINISH = h5py.enum_dtype(FINISH_REASONS, basetype="u1")
 PARSED, _NONE = ("reasoning", "content", "tool_calls"), float("nan")  # parts of the text; calls are JSON text
+ADAPTER = "adapter"  # its name, of a row that chose one
+NOT_OWN = (*PARSED, ADAPTER)  # of files that have them; in others input columns may have these names
 
 
 class Column(NamedTuple):
@@ -55,6 +57,7 @@ ROW_COLUMNS: dict[str, Column] = {
     **dict.fromkeys(PARSED, Column(STRING, b"")),
     "perplexity": Column(np.dtype("f8"), _NONE),
     **dict.fromkeys(("is_greedy", "is_best"), Column(np.dtype("?"), False)),
+    ADAPTER: Column(STRING, b""),
 }
 TOKENS, PROMPTS, INPUTS = "token_offsets", "prompt_offsets", "input_offsets"
 PACKED = "input_json"  # packed rows, in segments and the index only
@@ -83,7 +86,7 @@ ERROR_COLUMNS: dict[str, Column] = {
 }
 OFFSETS_COLUMN = Column(np.dtype("i8"))
 
-_OWN = {*COLUMNS, *RAGGED, "prompt", "input", "reason"} - set(PARSED)
+_OWN = {*COLUMNS, *RAGGED, "prompt", "input", "reason"} - set(NOT_OWN)
 CHUNK_ROWS, CHUNK_TOKENS = 8192, 65536
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.data.results.layout import ADAPTER
 from hpcdecode.data.results.openai_body import (
     OBJECTS,
     TokenEntry,
@@ -26,7 +27,7 @@ from hpcdecode.errors import UserError
 Row = dict[str, Any]
 
 
-def answers(results: Results, rows: Iterable[Row], endpoint: str) -> Iterator[dict[str, Any]]:
+def answers(results: Results, rows: Iterable[Row], endpoint: str, name: str = "") -> Iterator[dict[str, Any]]:
     """Yield an answer for each row and each row that could not be used, by line of the prompt file.
 
     Tokens with log-probabilities are shown as text if the model's tokenizer is still at the job's path, else in the
@@ -36,17 +37,20 @@ def answers(results: Results, rows: Iterable[Row], endpoint: str) -> Iterator[di
         results: The results file.
         rows: Its rows, by line and sample.
         endpoint: A key of OBJECTS.
+        name: Of the model, for answers of rows without an adapter; empty for that of its directory.
     """
     model = results.attributes.get("model")
     path = str(model.get("path", "")) if isinstance(model, dict) else ""
     text = _token_text(path) if "logprobs" in results.columns else str
+    chose = ADAPTER in results.columns and ADAPTER not in results.inputs.names
     errors = iter(results.errors())
     error = next(errors, None)
     for line, samples in groupby(rows, key=itemgetter("line")):
         while error is not None and error["line"] < line:
             yield _refusal(error)
             error = next(errors, None)
-        yield _answer(list(samples), Path(path).name, endpoint, text)
+        found = list(samples)
+        yield _answer(found, (chose and found[0][ADAPTER]) or name or Path(path).name, endpoint, text)
     while error is not None:
         yield _refusal(error)
         error = next(errors, None)

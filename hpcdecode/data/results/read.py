@@ -15,6 +15,7 @@ import numpy as np
 from hpcdecode.data.results.checked import checked_offsets, open_results, read_attribute, reading
 from hpcdecode.data.results.input_reader import InputReader, pick
 from hpcdecode.data.results.layout import (
+    ADAPTER,
     COLUMNS,
     ERROR_COLUMNS,
     FINISH_REASONS,
@@ -92,8 +93,8 @@ class Results:
 
         `token_ids`, `prompt_token_ids` and log-probabilities are arrays [tokens]. Values of the most likely tokens are
         arrays [tokens, k]. Both are None if the row did not ask for them. Values of input columns are those of the
-        prompt file, as Python values; None if the row had none. Parts of a text that are not there are None, and
-        `tool_calls` are lists of dicts in the form of the OpenAI API.
+        prompt file, as Python values; None if the row had none. Parts of a text that are not there are None, as is
+        `adapter` of rows that chose no adapter, and `tool_calls` are lists of dicts in the form of the OpenAI API.
 
         Raises:
             KeyError: There is no such row.
@@ -237,7 +238,7 @@ class Results:
         values = pick(dataset.asstr(errors="replace") if strings else dataset, index)
         if name == "finish_reason":
             values = _REASONS[values]
-        if name in PARSED:
+        if name in PARSED or name == ADAPTER:
             parts = [text or None for text in values.tolist()]
             calls = (text and msgspec.json.decode(text, type=list[ToolCall]) for text in parts)
             values = np.fromiter(calls if name == "tool_calls" else parts, object, len(parts))

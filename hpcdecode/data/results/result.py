@@ -10,7 +10,7 @@ import numpy as np
 from hpcdecode.data.prompts.columns import json_object
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.inputs import InputColumns
-from hpcdecode.data.results.layout import FINISH_REASONS, INPUTS, PACKED, PROMPTS, TOKENS, Table, shown_name
+from hpcdecode.data.results.layout import ADAPTER, FINISH_REASONS, INPUTS, PACKED, PROMPTS, TOKENS, Table, shown_name
 from hpcdecode.data.results.strings import objects, utf8
 from hpcdecode.requests.logprobs import Logprobs, columns_of
 from hpcdecode.requests.output_parser import ToolCall
@@ -44,6 +44,7 @@ class Result(msgspec.Struct, array_like=True):
         perplexity: Of `token_ids`, if they were scored; else NaN.
         is_greedy: Whether greedy decoding would take them; None if they were not scored.
         is_best: Whether no other continuation of the row has a greater sum, and none before it an equal one; likewise.
+        adapter: Name of the adapter that the row chose; empty for none.
     """
 
     line: int
@@ -68,6 +69,7 @@ class Result(msgspec.Struct, array_like=True):
     perplexity: float = nan
     is_greedy: bool | None = None
     is_best: bool | None = None
+    adapter: str = ""
 
     @property
     def weight(self) -> int:
@@ -118,6 +120,8 @@ def table_of(rows: list[Result], errors: list[RowError]) -> Table:
             "content": objects([utf8(r.content or "") for r in rows]),
             "tool_calls": objects([msgspec.json.encode(r.tool_calls) if r.tool_calls else b"" for r in rows]),
         }
+    if any(r.adapter for r in rows):
+        table.rows[ADAPTER] = objects([utf8(r.adapter) for r in rows])
     if any(r.columns for r in rows):
         table.entries[PACKED] = np.frombuffer(b"".join(r.columns for r in rows), np.uint8)
     if any(e.columns for e in errors):

@@ -68,7 +68,7 @@ def accepted(results: Results, conditions: Sequence[Condition], columns: Sequenc
 
 
 def _condition(text: str, results: Results) -> Condition:
-    known = [name for name in ROW_COLUMNS if name not in PARSED]
+    known = [name for name in ROW_COLUMNS if name not in PARSED and name in results.columns]
     known += [name for name in results.inputs.names if name not in known]
     name, sign, value = _parts(text, known)
     if name not in known:

@@ -29,7 +29,8 @@ def write_answers(
         record: The batch.
         results: Its results file.
         store: Where the files go.
-        models: Names of the model, of which answers have the first; if there are none, that of its directory.
+        models: Names of the model, of which answers have the first, but for those of adapters; if there are none, that
+            of its directory.
 
     Returns:
         The ids of the two files, each None if there are no such requests.
@@ -42,10 +43,8 @@ def write_answers(
         ]
         for kind, draft in zip(("output", "error"), both, strict=True):
             draft.name(f"{record.id}_{kind}.jsonl")
-        for answer in answers(found, found, ENDPOINTS[record.endpoint]):
-            error, response = answer["error"], answer["response"]
-            if response and models:
-                response["body"]["model"] = models[0]
+        for answer in answers(found, found, ENDPOINTS[record.endpoint], models[0] if models else ""):
+            error = answer["error"]
             if error and error["message"] == EXPIRED:
                 error["code"] = _EXPIRED_CODE
             line = msgspec.json.encode(answer, enc_hook=lambda value: value.tolist())
