@@ -20,6 +20,7 @@ from hpcdecode.engine.room import kv_share
 from hpcdecode.engine.setup import together
 from hpcdecode.errors import UserError
 from hpcdecode.planning import layout_planner, layouts
+from hpcdecode.planning.layer_work import without_indexers
 from hpcdecode.planning.plan_text import chosen
 from hpcdecode.planning.planner import BATCHES, MeanRows
 from hpcdecode.planning.profile import Profile, read
@@ -173,6 +174,12 @@ def profile_for(path: str, engine: Engine) -> Profile:
         said, expected = (" ".join(map(str.format, names, values)) for values in (here, measured))
         raise UserError(
             f"--profile {path}: was measured with {expected}; this job has {said}: calibrate as it will run"
+        )
+    whole = team.groups[0].tp == 1  # else shapes are those of a member
+    if whole and profile.shapes and without_indexers(profile.shapes) != without_indexers(setup.shapes):
+        raise UserError(
+            f"--profile {path}: was measured with another model, {profile.model}, whose layers have other shapes than "
+            f"those of {engine.options.model}: calibrate as it will run"
         )
     if team.groups[0].alone and profile.alone is None:
         raise UserError(f"--profile {path}: has no costs of replicas: calibrate again, or give --layout split")

@@ -25,12 +25,18 @@ What has no reference here is this project's own, checked against jobs by `hpcde
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+Count = Annotated[int, msgspec.Meta(ge=1)]  # these are what profiles of calibrations are checked for
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Sizes = Annotated[list[Count], msgspec.Meta(min_length=2)]
+SecondsAt = Annotated[list[Seconds], msgspec.Meta(min_length=2)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Shares = Annotated[tuple[Fraction, ...], msgspec.Meta(min_length=1)]
 OfRRanks = NDArray[np.float64] | NDArray[np.int64]  # a number of every R-rank, [R-ranks]
 
 
@@ -48,11 +54,11 @@ class ChosenTokens(msgspec.Struct, frozen=True):
         score_seconds_per_pair: The index scores of such a pair.
     """
 
-    most: int
-    skipped_seconds_per_cached_token: float
-    score_seconds_per_cached_token: float
-    skipped_seconds_per_pair: float
-    score_seconds_per_pair: float
+    most: Count
+    skipped_seconds_per_cached_token: Seconds
+    score_seconds_per_cached_token: Seconds
+    skipped_seconds_per_pair: Seconds
+    score_seconds_per_pair: Seconds
 
     def of_member(self, tp: int) -> ChosenTokens:
         """Return what they save and take on a member of `tp`: every member has its heads, and all scores."""
@@ -98,30 +104,30 @@ class Cost(msgspec.Struct, frozen=True):
         paged_seconds_at: Added to a decode step of one process if its KV cache has pages, as rotation of groups has.
     """
 
-    layers: int
-    slice_tokens: list[int] = msgspec.field(name="tokens")
-    slice_seconds: list[float] = msgspec.field(name="body")
-    logits_tokens: list[int] = msgspec.field(name="drawn")
-    logits_seconds_at: list[float] = msgspec.field(name="logits")
-    attend_seconds_per_cached_token: float = msgspec.field(name="attend")
-    attend_seconds_per_sequence: float = msgspec.field(name="row")
-    prefill_seconds_per_pair: float = msgspec.field(name="prefill")
-    wire_seconds_per_token: float = msgspec.field(name="wire")
-    message_latency_seconds: float = msgspec.field(name="latency")
-    prefill_seconds_per_step: float = msgspec.field(default=0.0, name="chunk")
-    attend_seconds_per_step: float = msgspec.field(default=0.0, name="begin")
-    append_seconds_per_prompt_token: float = msgspec.field(default=0.0, name="append")
-    shared_core_fraction: float = msgspec.field(default=0.0, name="shared")
-    sum_seconds_per_token: float = msgspec.field(default=0.0, name="sums")
-    sum_latency_seconds: float = msgspec.field(default=0.0, name="sum_latency")
-    stage_shares: tuple[float, ...] = msgspec.field(default=(1.0,), name="stages")
-    move_seconds_per_token: float = msgspec.field(default=0.0, name="move")
-    move_latency_seconds: float = msgspec.field(default=0.0, name="move_latency")
-    copies: int = 1
-    prefill_ranks: int = 0
+    layers: Count
+    slice_tokens: Sizes = msgspec.field(name="tokens")
+    slice_seconds: SecondsAt = msgspec.field(name="body")
+    logits_tokens: Sizes = msgspec.field(name="drawn")
+    logits_seconds_at: SecondsAt = msgspec.field(name="logits")
+    attend_seconds_per_cached_token: Seconds = msgspec.field(name="attend")
+    attend_seconds_per_sequence: Seconds = msgspec.field(name="row")
+    prefill_seconds_per_pair: Seconds = msgspec.field(name="prefill")
+    wire_seconds_per_token: Seconds = msgspec.field(name="wire")
+    message_latency_seconds: Seconds = msgspec.field(name="latency")
+    prefill_seconds_per_step: Seconds = msgspec.field(default=0.0, name="chunk")
+    attend_seconds_per_step: Seconds = msgspec.field(default=0.0, name="begin")
+    append_seconds_per_prompt_token: Seconds = msgspec.field(default=0.0, name="append")
+    shared_core_fraction: Fraction = msgspec.field(default=0.0, name="shared")
+    sum_seconds_per_token: Seconds = msgspec.field(default=0.0, name="sums")
+    sum_latency_seconds: Seconds = msgspec.field(default=0.0, name="sum_latency")
+    stage_shares: Shares = msgspec.field(default=(1.0,), name="stages")
+    move_seconds_per_token: Seconds = msgspec.field(default=0.0, name="move")
+    move_latency_seconds: Seconds = msgspec.field(default=0.0, name="move_latency")
+    copies: Count = 1
+    prefill_ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
     chosen: ChosenTokens | None = None
-    paged_tokens: list[int] = msgspec.field(default_factory=list)
-    paged_seconds_at: list[float] = msgspec.field(default_factory=list)
+    paged_tokens: list[Count] = msgspec.field(default_factory=list)
+    paged_seconds_at: list[Seconds] = msgspec.field(default_factory=list)
 
     def with_pages(self) -> Cost:
         """Return the costs of one process whose KV cache has pages: its decode steps are not fused."""

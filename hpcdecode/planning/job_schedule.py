@@ -105,6 +105,7 @@ def _lengths(job: Job, groups: int) -> lengths.Lengths | None:
         wanted=job.shard.holds if job.shard else None,
         template=row_template(job),
         quiet=True,  # the rows are read again
+        adapters=tuple(job.adapters),
     )
     some = tokenized(islice(rows, 2 * LOOKAHEAD * groups), Tokenizer.load(job.model), _NO_LIMIT)
     found = [(len(p.token_ids), new_tokens(p, _NO_LIMIT)) for p in some if isinstance(p, Prompt)]

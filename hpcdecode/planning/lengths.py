@@ -107,7 +107,7 @@ def _prompts(path: str, model: str, max_tokens: int) -> Iterator[tuple[int, int]
     from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
     from hpcdecode.requests.params import SamplingParams
 
-    rows = read_rows(resolve((path,)), SamplingParams(max_tokens=max_tokens))
+    rows = read_rows(resolve((path,)), SamplingParams(max_tokens=max_tokens), adapters=None)
     for prompt in tokenized(rows, Tokenizer.load(model), 1 << 40):
         if not isinstance(prompt, RowError):
             yield len(prompt.token_ids), prompt.params.max_tokens

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
 
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, state_dtype_of
-from hpcdecode.errors import UserError
-from hpcdecode.planning.cost import Cost
+from hpcdecode.errors import UserError, first_line
+from hpcdecode.planning.cost import Cost, Seconds
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.layer_work import of_member
+
+_MOST_RANKS = 1 << 20
+_MOST_ELEMENTS = 1 << 24  # of a head, and heads of a layer
 
 
 class MemberCosts(msgspec.Struct, frozen=True):
@@ -27,11 +31,11 @@ class MemberCosts(msgspec.Struct, frozen=True):
         split: Times that steps of a group beside R-ranks take as long as their forecast; None if it was not measured.
     """
 
-    members: int
-    latency_seconds: float
-    seconds_per_token: float
+    members: Annotated[int, msgspec.Meta(ge=2, le=_MOST_RANKS)]
+    latency_seconds: Seconds
+    seconds_per_token: Seconds
     replica: Cost | None = None
-    split: float | None = None
+    split: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
     def with_sums_apart(self, cost: Cost) -> Cost:
         """Return a cost whose slices have sums within them, with these taken out; they are half of a slice at most."""
@@ -67,11 +71,11 @@ class Profile(msgspec.Struct, frozen=True):
     model: str
     dtype: str
     kv_dtype: str
-    ranks: int
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=_MOST_RANKS)]
     cost: Cost
     spread: dict[str, tuple[float, float]]
     replica: Cost | None = None
-    token_bytes: float = 0.0
+    token_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     sums: list[MemberCosts] = []
     shapes: list[LayerShape | RecurrentShape] = []
 
@@ -137,6 +141,49 @@ def read(path: str) -> Profile:
         UserError: If the file is no profile.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Profile)
-    except (OSError, msgspec.DecodeError) as error:
-        raise UserError(f"{path}: expected a profile that hpcdecode calibrate wrote: {error}") from None
+        profile = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
+        problem = _problem(profile)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = first_line(error)
+    if problem:
+        raise UserError(f"{path}: expected a profile that hpcdecode calibrate wrote: {problem}; calibrate again")
+    return profile
+
+
+def _problem(profile: Profile) -> str:
+    """Return what is wrong with a profile whose fields have their types, or nothing."""
+    groups = [(f"sums[{i}].replica", each.replica) for i, each in enumerate(profile.sums)]
+    for name, cost in (("cost", profile.cost), ("replica", profile.replica), *groups):
+        if cost is not None and (problem := _cost_problem(cost)):
+            return f"{problem} - at `$.{name}`"
+    if profile.shapes and len(profile.shapes) != profile.cost.layers:
+        return f"expected shapes of {profile.cost.layers} layers, got {len(profile.shapes)}"
+    if any(_odd(shape) for shape in profile.shapes):
+        return "expected shapes of layers with heads and elements, got others"
+    return ""
+
+
+def _cost_problem(cost: Cost) -> str:
+    """Return what is wrong with costs that were measured, or nothing."""
+    tables = {
+        "body": (cost.slice_tokens, cost.slice_seconds),
+        "logits": (cost.logits_tokens, cost.logits_seconds_at),
+        "paged_seconds_at": (cost.paged_tokens, cost.paged_seconds_at),
+    }
+    for name, (sizes, seconds) in tables.items():
+        if len(sizes) != len(seconds):
+            return f"{name}: expected seconds of {len(sizes)} sizes, got {len(seconds)}"
+        if any(after <= before for before, after in pairwise(sizes)):
+            return f"{name}: expected seconds of ascending sizes, got {sizes}"
+    return "" if min(cost.slice_seconds) > 0 else "body: expected steps that take time, got one of 0 seconds"
+
+
+def _odd(shape: LayerShape | RecurrentShape) -> bool:
+    """Return whether no layer has a shape."""
+    if isinstance(shape, RecurrentShape):
+        sizes = shape.k_heads, shape.k_dim, shape.v_dim, shape.taps, shape.decay_dim
+        return not (
+            all(0 <= size <= _MOST_ELEMENTS for size in sizes) and shape.heads >= 1 and shape.element_bytes >= 1
+        )
+    sizes = shape.kv_heads, shape.q_heads, shape.k_dim, shape.v_dim, shape.window or 1
+    return not all(1 <= size <= _MOST_ELEMENTS for size in sizes) or shape.q_heads % shape.kv_heads != 0

@@ -16,6 +16,7 @@ from hpcdecode.generate import generate
 from hpcdecode.model import load_split
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.job_schedule import _choice
+from hpcdecode.planning.lengths import of_file
 from hpcdecode.ranks.layout import assign_roles
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
@@ -95,7 +96,24 @@ def test_a_job_runs_as_it_was_chosen(job, slices, caplog, tmp_path):
         assert file["rows/token_ids"][:].tolist() == tokens
 
 
+def test_rows_that_choose_adapters_count(job, tmp_path):
+    rows = (tmp_path / "rows.jsonl").read_text().splitlines()
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({**json.loads(row), "lora": "a"}) for row in rows))
+    assert _choice(job(WEIGHTS, adapters={"a": "a"}), team_of())[0] == "fluid"
+    assert _choice(job(WEIGHTS), team_of()) == (
+        "fixed-f",
+        "schedule: fixed-f, as there are no rows that can be used",
+    )
+    assert len(of_file(str(tmp_path / "rows.jsonl"), find_model("demo", {}), 24)) == len(rows)
+
+
 def test_a_choice_needs_a_profile_and_tiers(job):
     for missing in ({"profile": None}, {"kv_swap": ()}):
         with pytest.raises(UserError, match="choose_schedule: expected a profile and kv_swap"):
             job(WEIGHTS, **missing)
+
+
+def test_a_profile_of_another_model_is_refused(job, shapes):
+    other = [msgspec.structs.replace(shape, k_dim=2 * shape.k_dim) for shape in shapes]
+    with pytest.raises(UserError, match="was measured with another model, demo, whose layers have other shapes than"):
+        generate(job(WEIGHTS, shapes=other))
