@@ -28,7 +28,9 @@ from hpcdecode.mpi.collectives import broadcast
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import DRAINED
+from tests.support.fusing import fusing
 from tests.support.preemption import hasty
+from tests.support.rotating import spoilt_frames
 from tests.support.stop_after import StopAfter, copy, kept, remove
 from tests.support.swapping import TIERS, free_moves
 
@@ -50,12 +52,23 @@ class Company:
         models: directories by the names that mixes have.
         dtype: of weights, activations and KV cache.
         tp: ranks that share the weights, also for a row alone.
+        adapters: directories of adapters that rows may choose, by name. Rows that have none run alone without any.
+        weights: form of the projections' weights, None for `dtype`.
     """
 
-    def __init__(self, folder: Path, models: dict[str, str], dtype: str = "float32", tp: int = 1):
-        self.folder, self.dtype, self.tp = folder, dtype, tp
+    def __init__(
+        self,
+        folder: Path,
+        models: dict[str, str],
+        dtype: str = "float32",
+        tp: int = 1,
+        adapters: dict[str, str] | None = None,
+        weights: str | None = None,
+    ):
+        self.folder, self.dtype, self.tp, self.weights = folder, dtype, tp, weights
+        self.adapters = adapters or {}
         self.models = {name: find_model(path, {}) for name, path in models.items()}
-        self._loaded: dict[str, SplitModel] = {}
+        self._loaded: dict[tuple[str, bool], SplitModel] = {}  # by name, and whether it has adapters
         self._alone: dict[str, Contents] = {}
         self.mixes = 0  # run so far
         self._cpus = os.sched_getaffinity(0)
@@ -88,9 +101,10 @@ class Company:
             if WORLD.rank == 0:
                 remove(output)
                 self._write([""] * (line - 1) + [json.dumps(mix["rows"][line - 1])], "alone.jsonl")
-            job = self._job(mix, "alone.jsonl", output, {"tp": self.tp})
+            plain = mix["rows"][line - 1].get("lora") is None
+            job = self._job(mix, "alone.jsonl", output, {"tp": self.tp} | ({"adapters": {}} if plain else {}))
             if self.tp == 1:
-                assert generate(job, None, model=self._model(mix["model"])) in (0, ROW_ERRORS)
+                assert generate(job, None, model=self._model(mix["model"], plain)) in (0, ROW_ERRORS)
             else:
                 self._together(job)
             gc.collect()
@@ -119,7 +133,10 @@ class Company:
         if comm != MPI.COMM_NULL:
             signals = StopAfter(run["stop"] if WORLD.rank == 0 else None, output, run["crash"])
             options = self._options(mix, run, ranks)
-            s_ranks = options.get("s_ranks", ranks)
+            s_ranks = options.get("s_ranks", ranks) + options.get("prefill_ranks", 0)
+            if fuses := options.pop("fuses", None):  # which only one lane with all of its KV cache in memory can
+                options |= {"lanes": 1}
+                options.pop("rotates", None)
             rate = options.pop("preempts", None) if "admission" in options else None
             options.pop("preempts", None)
             rotates = options.pop("rotates", None)
@@ -135,7 +152,12 @@ class Company:
                 options["kv_swap"] = (TIERS[tiers].format(folder=self.folder),)
             model = self._model(mix["model"]) if comm.rank < s_ranks and size == 1 else None
             job = self._job(mix, "company.jsonl", output, {**options, "tp": self.tp})
-            with hasty(rate) if rate is not None else nullcontext(), free_moves(torn=tiers == "torn"):
+            with (
+                hasty(rate) if rate is not None else nullcontext(),
+                free_moves(torn=tiers == "torn"),
+                fusing(fuses) if fuses else nullcontext(),
+                spoilt_frames(),
+            ):
                 code = generate(job, comm if ranks > 1 else None, model=model, signals=signals)
             assert code in (0, ROW_ERRORS, DRAINED), code
             os.sched_setaffinity(0, self._cpus)
@@ -156,11 +178,17 @@ class Company:
             options.pop("route", None)
         if "route" in options:
             options.pop("exchange", None)
+        prefill = options.pop("prefill_ranks", 0)
         if options.get("layout") == "replicas":
             options.pop("s_ranks", None), options.pop("partition", None)
             return options | {"kv_memory": tokens * self._kv_bytes(mix["model"])}
         s_ranks = min(options.get("s_ranks", 1), max(ranks - 1, 1)) if size == 1 else size
-        r_ranks = max(ranks - s_ranks, 1)
+        prefill = prefill // s_ranks * s_ranks
+        if prefill and size == 1 and s_ranks + prefill < ranks and not options.keys() & {"route", "exchange"}:
+            options["prefill_ranks"] = prefill
+            for name in ("tiers", "rotates"):
+                options.pop(name, None)
+        r_ranks = max(ranks - s_ranks - options.get("prefill_ranks", 0), 1)
         options |= {"s_ranks": s_ranks, "pools": pools if r_ranks >= s_ranks else "shared"}
         if options["pools"] == "own" or not self._deals_heads(mix["model"], r_ranks):
             options.pop("partition", None)
@@ -174,11 +202,12 @@ class Company:
             output=str(output),
             params=SamplingParams(**flags),
             dtype=self.dtype,
+            weights=self.weights,
             kv_dtype=mix.get("kv_dtype"),
             score=mix.get("score", False),
             checkpoint_every=0.001,
             stall_timeout=STALL_SECONDS,
-            **{"kv_memory": 1 << 30, **options},
+            **{"kv_memory": 1 << 30, "adapters": self.adapters, **options},
         ).check()
 
     def _kv_bytes(self, name: str) -> int:
@@ -202,10 +231,15 @@ class Company:
             return False
         return True
 
-    def _model(self, name: str) -> SplitModel:
-        if name not in self._loaded:
-            self._loaded[name] = load_split(self.models[name], dtype=self.dtype)
-        return self._loaded[name]
+    def _model(self, name: str, plain: bool = False) -> SplitModel:
+        """Return a model, with the adapters unless it is plain."""
+        key = name, bool(self.adapters) and not plain
+        if key not in self._loaded:
+            adapters = self.adapters if key[1] else {}
+            self._loaded[key] = load_split(
+                self.models[name], dtype=self.dtype, quantised=self.weights, adapters=adapters
+            )
+        return self._loaded[key]
 
     def _write(self, lines: list[str], name: str) -> None:
         (self.folder / name).write_text("\n".join(lines) + "\n")

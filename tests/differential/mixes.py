@@ -13,12 +13,14 @@ A mix is plain data, so that it can be stored, sent to other ranks and run again
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
 CONTEXT = 2048  # of the demo model, and most that is used of another
 LONGEST_NEW = 24
+FUSES = ("always", "never", "now and then")
 LEAST_KV = 2752  # tokens of an R-rank's KV cache that hold any row
 MOST_RANKS = 4
 WORDS = ("def ", "return", " the", "class", "\n", "    ", " of", " a", "self", "(x):", "import", " list", ".", " is")
@@ -46,15 +48,25 @@ STRUCTURES = (
 )
 
 
-def mixes(model: str = "demo", chat: bool = False, most_rows: int = 12) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw mixes. chat: whether the model has a chat template."""
+def mixes(
+    model: str = "demo", chat: bool = False, most_rows: int = 12, adapters: Sequence[str] = ()
+) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw mixes.
+
+    Args:
+        model: its name.
+        chat: whether it has a chat template.
+        most_rows: of a mix.
+        adapters: names of adapters, of which rows may choose one.
+    """
+    any_row, one_alike = choosing(rows(chat), adapters), choosing(alike(), adapters)
     return st.fixed_dictionaries(
         {
             "model": st.just(model),
             "rows": st.one_of(
-                st.lists(rows(chat), min_size=1, max_size=most_rows // 2),
-                st.lists(rows(chat), min_size=most_rows // 2, max_size=most_rows),
-                st.lists(st.one_of(alike(), alike(), rows(chat)), min_size=most_rows // 2, max_size=most_rows),
+                st.lists(any_row, min_size=1, max_size=most_rows // 2),
+                st.lists(any_row, min_size=most_rows // 2, max_size=most_rows),
+                st.lists(st.one_of(one_alike, one_alike, any_row), min_size=most_rows // 2, max_size=most_rows),
             ),
             "flags": st.fixed_dictionaries(
                 {"max_tokens": st.integers(1, LONGEST_NEW), "temperature": st.sampled_from((0.0, 0.0, 0.7))},
@@ -65,9 +77,11 @@ def mixes(model: str = "demo", chat: bool = False, most_rows: int = 12) -> st.Se
     )
 
 
-def scored_mixes(model: str = "demo", chat: bool = False, most_rows: int = 12) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw mixes of rows that are scored. chat: whether the model has a chat template."""
-    given = st.one_of(scored(chat), scored(chat), choices_after_headers())
+def scored_mixes(
+    model: str = "demo", chat: bool = False, most_rows: int = 12, adapters: Sequence[str] = ()
+) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw mixes of rows that are scored; the arguments are those of `mixes`."""
+    given = choosing(st.one_of(scored(chat), scored(chat), choices_after_headers()), adapters)
     return st.fixed_dictionaries(
         {
             "model": st.just(model),
@@ -116,6 +130,8 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
             "preempts": st.sampled_from((0.0, 0.1, 0.5)),  # how hastily, of optimistic runs
             "tiers": st.sampled_from(("host", "file", "torn")),  # for what leaves, of optimistic runs
             "rotates": st.sampled_from(("host", "file")),  # tiers of KV caches larger than memory, where that goes
+            "fuses": st.sampled_from(FUSES),  # which steps that only decode are one native call, where that goes
+            "prefill_ranks": st.integers(1, 2),  # of runs that are split as far as that goes
         },
     )
 
@@ -126,6 +142,15 @@ def rows(chat: bool) -> st.SearchStrategy[dict[str, Any]]:
     asked = st.one_of(sampling(), sampling(), scored_samples())
     parts = (st.one_of(*sources), asked, st.one_of(st.just({}), st.just({}), beams(), bad()))
     return st.tuples(*parts).map(lambda p: p[0] | (p[2] if "beam_width" in p[2] else p[1] | p[2]))
+
+
+def choosing(fields: st.SearchStrategy[dict[str, Any]], adapters: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw fields of which most choose one of some adapters, if there are any, and some one that there is not."""
+    if not adapters:
+        return fields
+    known = [{"lora": name} for name in adapters]
+    choices = st.sampled_from([{}, {}, {"lora": None}, *known, *known, {"lora": "unknown"}])
+    return st.tuples(fields, choices).map(lambda both: both[0] | both[1])
 
 
 def prompts() -> st.SearchStrategy[dict[str, Any]]:

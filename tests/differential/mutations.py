@@ -52,9 +52,13 @@ def placement() -> AbstractContextManager:
 def prefixes() -> AbstractContextManager:
     """Let prompts share a prefix whose last block may be another one than theirs."""
 
-    def begins(self: Prefix, ids: np.ndarray) -> bool:
+    def begins(self: Prefix, ids: np.ndarray, adapter: int) -> bool:
         compared = self.prompt_length - DEFAULT_BLOCK_TOKENS
-        return self.prompt_length < len(ids) and np.array_equal(ids[:compared], self.input_ids[:compared])
+        return (
+            adapter == self.adapter
+            and self.prompt_length < len(ids)
+            and np.array_equal(ids[:compared], self.input_ids[:compared])
+        )
 
     return patch.object(Prefix, "begins", begins)
 

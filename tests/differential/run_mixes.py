@@ -1,7 +1,8 @@
 """Run by mpiexec on up to four ranks: draw mixes, and look for rows that are not as alone.
 
 usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X] [--tp K]
-       [--preempts X] [--tiers host|file|torn] [--score]
+       [--preempts X] [--tiers host|file|torn] [--rotates host|file] [--score] [--adapters] [--weights FORM]
+       [--kv-dtype DTYPE]
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from mpi4py import MPI
 from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa
 from hpcdecode.mpi.collectives import broadcast
+from hpcdecode.system.model_path import find_model
 from tests.differential.company import Company, Contents, difference
 from tests.differential.mixes import mixes, scored_mixes
 from tests.differential.mutations import MUTATIONS
+from tests.support.fusing import Fused
 from tests.support.preemption import HastyPlacement
 from tests.support.swapping import TIERS, Moves
 
@@ -38,7 +41,9 @@ def main() -> int:
     options = _options()
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    company = Company(folder, dict(option.split("=", 1) for option in [options.model]), options.dtype, options.tp)
+    models = dict(option.split("=", 1) for option in [options.model])
+    adapters = _adapters(folder, *models.values()) if options.adapters else {}
+    company = Company(folder, models, options.dtype, options.tp, adapters, options.weights)
     if WORLD.rank:
         return _follow(company)
     code, found = 0, []
@@ -52,6 +57,16 @@ def main() -> int:
         code = 1
     broadcast(WORLD, _END, str)
     return code
+
+
+def _adapters(folder: Path, model: str) -> dict[str, str]:
+    """Return the directories of four random adapters of a model by name, which rank 0 writes."""
+    made: dict[str, str] = {}
+    if WORLD.rank == 0:
+        from tests.support.adapters import four  # takes seconds
+
+        made = four(find_model(model, {}), folder / "adapters")
+    return broadcast(WORLD, made, dict[str, str])
 
 
 def _follow(company: Company) -> int:
@@ -84,6 +99,8 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
                 run |= {"tiers": options.tiers} if options.tiers else {}
         for run in mix["runs"] if options.rotates else ():
             run["rotates"] = options.rotates
+            run.pop("fuses", None)
+        mix |= {"kv_dtype": options.kv_dtype} if options.kv_dtype else {}
         text = json.dumps(mix)
         (company.folder / "current.json").write_text(text)
         broadcast(WORLD, text, str)
@@ -103,7 +120,8 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
 
     for path in options.corpus:
         check(json.loads(Path(path).read_text()) | {"model": name})
-    drawn = given((scored_mixes if options.score else mixes)(name, options.chat, options.rows))(check)
+    draw = scored_mixes if options.score else mixes
+    drawn = given(draw(name, options.chat, options.rows, tuple(company.adapters)))(check)
     phases = [Phase.generate, Phase.shrink] if options.shrink else [Phase.generate]
     checks = settings(
         max_examples=max(options.count, 1),
@@ -116,7 +134,8 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
     )
     if options.count:
         seed(options.seed)(checks(drawn))()
-    left = f"{HastyPlacement.chosen} preemptions, {Moves.count} to tiers, {Moves.lost} of them lost"
+    left = f"{HastyPlacement.chosen} preemptions, {Moves.count} to tiers, {Moves.lost} of them lost, "
+    left += f"{Fused.steps} steps fused that were to be, {Fused.with_adapters} of them with adapters"
     print(f"SAME {company.mixes} mixes, {left}, seed {options.seed}, {time.monotonic() - start:.0f} s", flush=True)
 
 
@@ -130,6 +149,9 @@ def _options() -> argparse.Namespace:
     add("--corpus", nargs="*", default=[])
     add("--dtype", default="float32")
     add("--tp", type=int, default=1, help="ranks that share the weights, in company and alone")
+    add("--adapters", action="store_true", help="rows may choose one of four adapters, of a model with Llama's names")
+    add("--weights", help="form of the projections' weights, in company and alone")
+    add("--kv-dtype", help="of the KV cache, in company and alone")
     add("--tolerance", type=float, help="default: 0 where products do not depend on the rows beside them")
     add("--rows", type=int, default=12)
     add("--chat", action="store_true")

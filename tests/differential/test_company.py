@@ -15,6 +15,7 @@ from tests.differential.mutations import MUTATIONS
 from tests.support.commands import ROOT, run
 from tests.support.hybrids import HYBRIDS
 from tests.support.models import save
+from tests.support.tiny import tiny
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 RANKS = 4
@@ -42,6 +43,45 @@ def test_found_cases_and_25_mixes(tmp_path):
 
 def test_6_mixes_of_scores(tmp_path):
     same(run_mixes(tmp_path, "demo=demo", 6, 200, "--score", "--rows", 8, seconds=300), 6)
+
+
+def test_6_mixes_of_adapters(tmp_path):
+    """Rows without an adapter run alone without any."""
+    result = run_mixes(tmp_path, "demo=demo", 6, 300, "--adapters", "--rows", 8, seconds=300)
+    same(result, 6)
+    assert int(re.search(r"(\d+) of them with adapters", result.stdout)[1]) > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [(), ("--score",), ("--dtype", "bfloat16", "--weights", "int8")])
+def test_200_mixes_of_adapters(tmp_path, options):
+    same(run_mixes(tmp_path, "demo=demo", 200, 301, "--adapters", *options, seconds=7200), 200)
+
+
+def chunked(folder: Path) -> Path:
+    """Save a model some of whose layers attend in chunks, and have experts."""
+    text = {"attention_chunk_size": 48, "floor_scale": 16, "attn_temperature_tuning": True, "moe_layers": [1]}
+    text |= {"num_key_value_heads": 2, "num_hidden_layers": 2, "layer_types": None, "no_rope_layers": None}
+    text |= {"no_rope_layer_interval": 2, "vocab_size": 2048, "max_position_embeddings": CONTEXT}
+    return save(tiny("llama4_text", **text), folder)
+
+
+def test_4_mixes_of_attention_in_chunks(tmp_path):
+    same(run_mixes(tmp_path, f"llama4={chunked(tmp_path / 'model')}", 4, 400, "--rows", 8, seconds=300), 4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [(), ("--rotates", "host"), ("--kv-dtype", "int8"), ("--adapters",)])
+def test_100_mixes_of_attention_in_chunks(tmp_path, options):
+    model = chunked(tmp_path / "model")
+    same(run_mixes(tmp_path, f"llama4={model}", 100, 401, *options, seconds=7200), 100)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kv_dtype", ["int8", "k8v4", "int4"])
+def test_mixes_of_kv_caches_in_few_bits_and_pages(tmp_path, kv_dtype):
+    options = ("--kv-dtype", kv_dtype, "--rotates", "file")
+    same(run_mixes(tmp_path, "demo=demo", 100, 108, *options, seconds=7200), 100)
 
 
 @pytest.mark.full

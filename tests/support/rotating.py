@@ -6,10 +6,14 @@ import errno
 import math
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import native_shapes
 from hpcdecode.attention.page_sizes import PageSizes
+from hpcdecode.attention.pages import Pages
 from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.system.swap_tiers import ALIGNMENT, FileTier, HostTier
 
@@ -70,3 +74,17 @@ class FaultyTier(HostTier):
         if self._fails("read"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().read(chunk, data, at)
+
+
+@contextmanager
+def spoilt_frames() -> Iterator[None]:
+    """Have frames hold nothing that can be used once their pages have gone: NaN in every data type."""
+    drop = Pages._drop
+
+    def spoilt(self: Pages, layer: int, part: int) -> None:
+        frame = int(self._frame[layer, part])
+        drop(self, layer, part)
+        self._store._memory[frame][:] = 0xFF
+
+    with patch.object(Pages, "_drop", spoilt):
+        yield
