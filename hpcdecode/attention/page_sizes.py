@@ -88,12 +88,13 @@ def page_sizes(
         UserError: If memory is too small, or larger than the tiers.
     """
     block, count = _block_bytes(layers, kv_dtype, block_tokens), len(layers)
-    unit = ALIGNMENT // math.gcd(ALIGNMENT, block)  # blocks
-    wished = min(max(memory // (count * _PER_LAYER), PAGE_BYTES), memory // (count * _LEAST_PER_LAYER))
-    range_blocks = max(wished // (block * unit), 1) * unit
+    range_blocks, frames, window = _frames(block, count, memory)
     page = range_blocks * block
-    frames = memory // page
-    window = min(max(frames // 8, _WINDOW[0]), _WINDOW[1])
+    if count == 1:
+        raise UserError(
+            "--schedule fluid: expected a model of two layers or more, as memory holds all pages of a layer at once, "
+            "got one; leave out --schedule fluid"
+        )
     if frames < 2 * window + 2:
         raise UserError(
             f"--schedule fluid: expected --kv-memory of at least {(2 * window + 2) * page >> 10}K, "
@@ -101,12 +102,39 @@ def page_sizes(
         )
     journal = aligned(page // _JOURNAL_SHARE)
     ranges = min(sum(tier // (page + journal) for tier in tiers) // count, frames - 2 * window)
+    if ranges * count <= frames and not _rotates(frames, window, count):
+        least = next(m for m in (memory << i for i in range(1, 64)) if _rotates(*_frames(block, count, m)[1:], count))
+        raise UserError(
+            f"--schedule fluid: expected --kv-memory of about {least >> 20}M, to hold all pages of one of {count} "
+            f"layers at once and be smaller than the KV cache, got {memory >> 10}K; raise it, and --kv-swap to more "
+            f"than {1 + 1 / _JOURNAL_SHARE:.2f} times that, or leave out --schedule fluid"
+        )
     if ranges * count <= frames:
         raise UserError(
             f"--schedule fluid: expected --kv-swap of more than {1 + 1 / _JOURNAL_SHARE:.2f} times --kv-memory, "
             f"{memory >> 20}M, got {sum(tiers) >> 20}M: raise it, or leave out --schedule fluid, as all fits in memory"
         )
     return PageSizes(count, block, range_blocks, ranges, frames, window, journal, block_tokens)
+
+
+def _frames(block: int, count: int, memory: int) -> tuple[int, int, int]:
+    """Return the blocks of a page, the pages that memory has room for, and those that come in ahead of their use.
+
+    Args:
+        block: Bytes of a block.
+        count: Number of layers.
+        memory: Bytes.
+    """
+    unit = ALIGNMENT // math.gcd(ALIGNMENT, block)  # blocks
+    wished = min(max(memory // (count * _PER_LAYER), PAGE_BYTES), memory // (count * _LEAST_PER_LAYER))
+    range_blocks = max(wished // (block * unit), 1) * unit
+    frames = memory // (range_blocks * block)
+    return range_blocks, frames, min(max(frames // 8, _WINDOW[0]), _WINDOW[1])
+
+
+def _rotates(frames: int, window: int, count: int) -> bool:
+    """Return whether a KV cache of `count` layers, all pages of one of which fit, can be larger than its memory."""
+    return (frames - 2 * window) * count > frames
 
 
 def sizes_in_memory(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, tokens: int) -> PageSizes:

@@ -55,6 +55,8 @@ class _AddAdapter(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         name, folder = named_folder(str(values))
+        if not folder:
+            raise argparse.ArgumentError(self, f"expected the directory of an adapter, got {values!r} without one")
         if name is None:
             if getattr(namespace, "lora", None) is not None:
                 raise argparse.ArgumentError(self, f"expected one adapter without a name, got {folder!r} too")

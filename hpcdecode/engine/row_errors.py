@@ -14,7 +14,7 @@ _SHOWN_CAUSES = 10
 _CAUSE_CHARACTERS = 160
 _OTHERS = "other causes"
 _FILE = re.compile(r".+?:\d+: ")  # where a row of several files is
-_VALUE = re.compile(r'"(?:[^"\\]|\\.)*"?|-?\d+(?:\.\d+)?')
+_VALUE = re.compile(r'"(?:[^"\\]|\\.)*"?|(?<![\w-])-?\d+(?:\.\d+)?')  # not the number of UTF-8
 logger = logging.getLogger(__name__)
 
 

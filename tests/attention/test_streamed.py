@@ -429,11 +429,16 @@ def test_pages_have_a_mebibyte_where_memory_has_room_for_some_a_layer():
 
 
 @pytest.mark.parametrize(
-    ("memory", "tier", "problem"),
-    [(1 << 20, 1 << 30, "expected --kv-memory of at least"), (1 << 30, 1 << 29, "expected --kv-swap of more than")],
+    ("layers", "memory", "tier", "problem"),
+    [
+        (4, 1 << 20, 1 << 30, "expected --kv-memory of at least"),
+        (4, 1 << 30, 1 << 29, "expected --kv-swap of more than"),
+        (2, 8 << 20, 1 << 30, "expected --kv-memory of about 16M, to hold all pages of one of 2 layers at once"),
+        (1, 1 << 30, 1 << 40, "expected a model of two layers or more"),
+    ],
 )
-def test_sizes_that_do_not_fit_are_refused(memory, tier, problem):
-    shapes = [LayerShape(kv_heads=8, k_dim=128, v_dim=128, q_heads=32, scale=0.1)] * 4
+def test_sizes_that_do_not_fit_are_refused(layers, memory, tier, problem):
+    shapes = [LayerShape(kv_heads=8, k_dim=128, v_dim=128, q_heads=32, scale=0.1)] * layers
     with pytest.raises(UserError, match=problem):
         page_sizes(shapes, "bfloat16", 64, memory, [tier])
 

@@ -221,7 +221,7 @@ class Company:
         if size > 1 or "route" in options or options["kv_memory"] > MOST_ROTATED:
             return False
         shapes = self._model(name).attends
-        return len(attention_shapes(shapes)) == len(shapes)
+        return len(attention_shapes(shapes)) == len(shapes) > 2  # of two memory must hold more than some rows have
 
     def _deals_heads(self, name: str, parts: int) -> bool:
         """Whether heads can be dealt out to so many R-ranks."""

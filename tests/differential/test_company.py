@@ -61,7 +61,7 @@ def test_200_mixes_of_adapters(tmp_path, options):
 def chunked(folder: Path) -> Path:
     """Save a model some of whose layers attend in chunks, and have experts."""
     text = {"attention_chunk_size": 48, "floor_scale": 16, "attn_temperature_tuning": True, "moe_layers": [1]}
-    text |= {"num_key_value_heads": 2, "num_hidden_layers": 2, "layer_types": None, "no_rope_layers": None}
+    text |= {"num_key_value_heads": 2, "num_hidden_layers": 3, "layer_types": None, "no_rope_layers": None}
     text |= {"no_rope_layer_interval": 2, "vocab_size": 2048, "max_position_embeddings": CONTEXT}
     return save(tiny("llama4_text", **text), folder)
 

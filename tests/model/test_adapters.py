@@ -207,13 +207,21 @@ DAMAGED = {
         "projections of tokens in layers, got 'lm_head', which is none",
     ),
     "not finite": (lambda t: t[f"{Q}A.weight"].fill_(float("nan")), "lora_A of model.layers.0.self_attn.q_proj.weight"),
+    "one not finite": (
+        lambda t: t[f"{Q}B.weight"][-1, -1:].fill_(float("inf")),
+        "mine=.*: expected finite numbers, got others in lora_B of model.layers.0.self_attn.q_proj.weight times 2",
+    ),
+    "too large": (
+        lambda t: t[f"{Q}B.weight"][-1, -1:].fill_(3e38),
+        "expected finite numbers, got others in lora_B of model.layers.0.self_attn.q_proj.weight times 2, its scale",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_an_adapter_that_does_not_fit_is_refused(name, checkpoint, tmp_path):
     change, expected = DAMAGED[name]
-    folder = adapter(checkpoint("llama2"), tmp_path / "a", target_modules=["q_proj"], r=4)
+    folder = adapter(checkpoint("llama2"), tmp_path / "a", target_modules=["q_proj"], r=4, lora_alpha=8)
     edited(folder, change)
     with pytest.raises(UserError, match=expected):
         load_split(checkpoint("llama2"), dtype="float32", adapters={"mine": str(folder)})

@@ -174,6 +174,11 @@ REFUSED = {
         lambda p: edit(p, lambda t: t[f"{Q}A.weight"].fill_(float("nan"))),
         "q_proj",
     ),
+    "one not finite": (
+        lambda p: edit(p, lambda t: t[f"{Q}A.weight"][-1, -1:].fill_(float("nan"))),
+        "expected finite numbers, got others in an update of 'model.layers.0.self_attn.q_proj' times",
+    ),
+    "scale": (lambda p: state(p, lora_alpha=1e308), "expected finite numbers, got others in an update of"),
 }
 
 

@@ -91,6 +91,7 @@ def test_adapters_that_no_row_chooses_are_warned_of(hpcdecode, job):
     ("flags", "expected"),
     [
         (("--tp", 2), "--lora NAME=DIR: expected --tp 1, as S-ranks with adapters have whole weights, got 2"),
+        (("--lora", "a="), "--lora/--lora-modules: expected the directory of an adapter, got 'a=' without one"),
         (("--lora", "a b=x"), "--lora NAME=DIR: expected a name of 1 to 200 letters, digits and signs"),
         (("--lora", "all=x"), "--lora/--lora-modules: expected names that differ, got 'all' twice"),
         (("--lora", "x", "--lora", "y"), "--lora/--lora-modules: expected one adapter without a name, got 'y' too"),

@@ -165,6 +165,9 @@ def _read(
         check_values(Path(adapters[number][1]), {f"lora_{part.upper()} of {name}": stored})
         rows, columns = stored.shape
         made[number, :rows, :columns] = stored if part == "a" else stored.float() * update.scale
+        if not made[number].isfinite().all():
+            what = f"lora_{part.upper()} of {name}" + f" times {update.scale:.4g}, its scale" * (part == "b")
+            raise _refused(*adapters[number], f"finite numbers, got others in {what}")
     return made
 
 

@@ -67,15 +67,25 @@ class MergedTensor:
         shape: Its shape.
     """
 
-    __slots__ = ("_stored", "_update", "dtype", "mapped", "shape")
+    __slots__ = ("_folder", "_module", "_stored", "_update", "dtype", "mapped", "shape")
 
-    def __init__(self, stored: CheckpointTensor, update: LoraUpdate):
-        self._stored, self._update = stored, update
+    def __init__(self, stored: CheckpointTensor, update: LoraUpdate, folder: Path, module: str):
+        self._stored, self._update, self._folder, self._module = stored, update, folder, module
         self.mapped, self.dtype, self.shape = stored.mapped, "F32", stored.shape
 
     def __call__(self) -> Tensor:
-        """Read the tensor and add the update, in float32."""
-        return torch.add(self._stored().float(), self._update())
+        """Read the tensor and add the update, in float32.
+
+        Raises:
+            UserError: If the update has numbers that are not finite.
+        """
+        update = self._update()
+        if not update.isfinite().all():
+            scale = self._update.scale
+            raise refused(
+                self._folder, f"finite numbers, got others in an update of {self._module!r:.200} times {scale:.4g}"
+            )
+        return torch.add(self._stored().float(), update)
 
 
 def merged(tensors: Mapping[str, CheckpointTensor], sources: Sources, folder: Path) -> dict[str, CheckpointTensor]:
@@ -103,7 +113,7 @@ def merged(tensors: Mapping[str, CheckpointTensor], sources: Sources, folder: Pa
         shape = (update.b.shape[0], update.a.shape[1])
         if expected != (shape[::-1] if update.turned else shape):
             raise refused(folder, f"{module!r:.200} of shape {list(expected)}, got an update of {list(shape)}")
-        found[key] = MergedTensor(tensors[key], update)
+        found[key] = MergedTensor(tensors[key], update, folder, module)
     return found
 
 
