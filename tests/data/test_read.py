@@ -69,6 +69,8 @@ def test_rows_come_by_line_and_sample(stored):
         for missing in (0, 60, 99):
             with pytest.raises(KeyError, match="is not among"):
                 results[missing]
+        with pytest.raises(KeyError, match="'perplexity' is not among the columns line, id, sample"):
+            results.column("perplexity")  # which results of scores have
         with pytest.raises(KeyError, match="id-99"):
             results.by_id("id-99")
 

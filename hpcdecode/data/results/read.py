@@ -131,7 +131,13 @@ class Results:
         return self[int(self._lines[found[0]])]
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column of all rows, [rows]: numbers, str objects, or arrays for columns of tokens."""
+        """Return a column of all rows, [rows]: numbers, str objects, or arrays for columns of tokens.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        if name not in self.columns:
+            raise KeyError(f"{name!r} is not among the columns {', '.join(self.columns)}")
         return self._columns([name], 0, len(self))[name]
 
     def token_counts(self) -> np.ndarray:
