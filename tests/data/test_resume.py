@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from hpcdecode.data.prompts.rows import RowError
-from hpcdecode.data.results.result import Result
 from hpcdecode.data.results.resume import find_earlier
 from hpcdecode.data.results.segments import parts_folder, segments_in
 from hpcdecode.data.results.writer import ResultsWriter
@@ -17,26 +16,7 @@ from hpcdecode.errors import InvariantViolation, UserError
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt, Unfinished
-
-IDENTITY = {"model": {"config.json": "7 bytes"}, "sampling": {"seed": 1, "temperature": 0.0}, "dtype": "float32"}
-
-
-def result(line):
-    return Result(line, f"row-{line}", 0, f"text {line}", "stop", 3, list(range(line % 5)))
-
-
-def begin(path, **options):
-    earlier = find_earlier(path, IDENTITY, overwrite=False)
-    options = {"attributes": {"identity": IDENTITY}, "checkpoint_seconds": 1000, **options}
-    return earlier, ResultsWriter(path, earlier=earlier, **options)
-
-
-def lines(path):
-    with h5py.File(path) as file:
-        ids = [file["rows/token_ids"][a:b].tolist() for a, b in pairwise(file["rows/token_offsets"][:])]
-        found = file["rows/line"][:].tolist()
-        assert ids == [list(range(line % 5)) for line in found]
-        return found, file["errors/line"][:].tolist()
+from tests.support.resumed import IDENTITY, begin, complete, lines, result
 
 
 @pytest.fixture
@@ -156,14 +136,6 @@ def test_a_file_that_is_no_result_is_refused(path):
         find_earlier(path, IDENTITY, overwrite=False)
 
 
-def complete(path, count, limit=None):
-    """A complete file of so many rows, of a job with that limit."""
-    out = ResultsWriter(path, attributes={"identity": IDENTITY, "job": {"limit": limit}}, checkpoint_seconds=1000)
-    for line in range(1, count + 1):
-        out.add(result(line))
-    out.close(complete=True, summary={})
-
-
 @pytest.mark.parametrize(("limit", "goes_on"), [(1, False), (2, False), (3, True), (None, True)])
 def test_a_complete_file_goes_on_where_more_rows_are_asked_for(path, limit, goes_on):
     complete(path, 2, limit=2)
@@ -257,75 +229,3 @@ def test_a_lost_or_repeated_row_is_never_complete(path):
         out.close(complete=True, summary={}, rows_read=2)
     with h5py.File(path) as file:
         assert not file.attrs["complete"]
-
-
-def segments_of(path, *rows):
-    """An interrupted job with one segment for each list of lines; returns their paths."""
-    _, out = begin(path)
-    for each in rows:
-        for line in each:
-            out.add(result(line))
-        out.checkpoint()
-    out.close(complete=False, summary={})
-    return [parts_folder(path) / s.name for s in segments_in(parts_folder(path))]
-
-
-@pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "gone"])
-def test_rows_of_a_damaged_segment_are_generated_again(path, which, how):
-    files = segments_of(path, [1, 2], [3, 4], [5, 6])
-    data = bytearray(files[which].read_bytes())
-    place = data.index(b"text")
-    data[place] ^= 1
-    damaged = {"flip": data, "truncate": data[: len(data) // 2], "empty": b""}
-    files[which].write_bytes(damaged[how]) if how != "gone" else files[which].unlink()
-    earlier, out = begin(path)
-    left = [line for line in range(1, 7) if not earlier.done(line)]
-    assert left == [2 * which + 1, 2 * which + 2]
-    assert len(earlier.warnings) == 1 and "generated again" in earlier.warnings[0]
-    for line in left:
-        out.add(result(line))
-    out.checkpoint()
-    assert sorted(lines(path)[0]) == [1, 2, 3, 4, 5, 6]
-    out.close(complete=True, summary={}, rows_read=2)
-    assert lines(path)[0] == [1, 2, 3, 4, 5, 6]
-    assert os.listdir(path.parent) == [path.name]
-
-
-def test_segments_of_another_job_are_refused(path, tmp_path):
-    segments_of(path, [1, 2])
-    other = tmp_path / "other.h5"
-    out = ResultsWriter(other, attributes={"identity": {"x": 1}})
-    out.add(result(9))
-    out.close(complete=False, summary={})
-    shutil.copy(parts_folder(other) / "seg-00000001-00000001.h5", parts_folder(path) / "seg-00000002-00000002.h5")
-    with pytest.raises(UserError, match=r"seg-00000002-00000002\.h5: expected rows of this job"):
-        begin(path)
-
-
-def test_a_segment_that_is_there_twice_is_refused(path):
-    (segment,) = segments_of(path, [1, 2])
-    shutil.copy(segment, parts_folder(path) / "seg-00000002-00000002.h5")
-    with pytest.raises(UserError, match="expected rows of its own"):
-        begin(path)
-
-
-@pytest.mark.parametrize("place", [0, 20, -10])
-def test_damaged_tokens_in_flight_begin_anew(path, place):
-    _, out = begin(path)
-    out.unfinished = lambda: [Unfinished(2, 0, list(range(9)))]
-    out.checkpoint()
-    out.close(complete=False, summary={})
-    file = parts_folder(path) / "unfinished.msgpack"
-    data = bytearray(file.read_bytes())
-    data[place] ^= 1
-    file.write_bytes(data)
-    earlier, _ = begin(path)
-    assert not earlier.unfinished and "begin anew" in earlier.warnings[0]
-
-
-def test_an_index_without_its_rows_is_refused(path):
-    segments_of(path, [1])
-    shutil.rmtree(parts_folder(path))
-    with pytest.raises(UserError, match=r"expected its rows in .*out.h5.parts, found none"):
-        begin(path)
