@@ -13,10 +13,11 @@ demo: .venv/.installed
 	$(BIN)/mpiexec -n 3 $(BIN)/hpcdecode generate $$job -o demo.h5 --overwrite --max-tokens 64
 	$(BIN)/hpcdecode show demo.h5
 
-# Two workers, to each a file of tests. Those that start processes have a target of their own: they take longer, and
-# wait for each other or for time to pass more than they compute.
-QUICK := $(BIN)/python -m pytest -m 'not system and not real and not full' -n 2 --dist loadfile --durations 20
-SYSTEM := $(BIN)/python -m pytest -m 'system and not real and not full' -n 2 --dist loadfile --durations 20
+# Two workers, to each a file of tests, in the order of tests/conftest.py. Those that start processes have a target of
+# their own: they take longer, and wait for each other or for time to pass more than they compute.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder --durations 20
+QUICK := $(BIN)/python -m pytest -m 'not system and not real and not full' $(WORKERS)
+SYSTEM := $(BIN)/python -m pytest -m 'system and not real and not full' $(WORKERS)
 
 test: .venv/.installed
 	$(QUICK)

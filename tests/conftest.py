@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,6 +18,13 @@ from tests.support.kept import kept_folder
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read by torch: threads that wait take no core from other processes
 
 SYSTEM = {"bench", "cli", "differential", "hostile", "mpi", "slurm", "test_demo.py"}  # these start processes
+# Files whose tests take longest: workers begin with them, lest one works on alone at the end.
+FIRST = (
+    *("mpi/test_parity.py", "differential/test_company.py", "slurm/test_slurm.py", "cli/test_documented_commands.py"),
+    *("cli/test_fluid_command.py", "mpi/test_groups.py", "mpi/test_nodes.py", "bench/test_e2e.py", "mpi/test_ends.py"),
+    *("mpi/test_benches.py", "cli/test_kills.py", "mpi/test_prefill_ranks.py", "cli/test_simulate_command.py"),
+    *("model/test_architectures.py", "model/test_compile.py", "model/test_indexers.py", "model/test_fused_step.py"),
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,8 +33,23 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("default" if "full" in config.option.markexpr else "same")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of which `-m` takes no test, as their folder or their text says, before they are imported."""
+    parts, asked = collection_path.relative_to(ROOT / "tests").parts, config.option.markexpr
+    if not parts or (collection_path.is_dir() and parts[0] not in (*SYSTEM, "real")):
+        return None
+    system, real = parts[0] in SYSTEM, parts[0] == "real"
+    if (system and "not system" in asked) or (real and "not real" in asked):
+        return True
+    if asked.startswith("real"):
+        return not real or None
+    if asked.startswith("system") and collection_path.suffix == ".py" and not system:
+        return "mark.system" not in collection_path.read_text(encoding="utf-8") or None
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by their folders; leave out those marked `full` unless `-m` names them."""
+    """Mark tests by their folders; leave out those marked `full` unless `-m` names them; put long files first."""
     for item in items:
         folder = item.path.relative_to(ROOT / "tests").parts[0]
         if folder in SYSTEM:
@@ -37,6 +60,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if not item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left_out)
+    places = {str(ROOT / "tests" / name): place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(str(item.path), len(FIRST)))
+
+
+def pytest_collection_finish() -> None:
+    """Let no later garbage collection traverse what was imported, a million objects or more."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
