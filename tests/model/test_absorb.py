@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import fx
@@ -13,6 +15,7 @@ from hpcdecode.model.frontend.ops import AttendArguments
 from hpcdecode.model.frontend.shard import member_trace
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.trace import Trace, trace
+from hpcdecode.model.frontend.trace_file import StoredTrace, restored, stored
 from tests.support.members import random_weights, run_members
 from tests.support.models import VOCAB
 from tests.support.tiny import tiny
@@ -53,8 +56,14 @@ def test_latents_that_do_not_halve_what_is_stored_stay_expanded():
         assert absorb(made) == [smaller] * 3
 
 
+@functools.cache
+def stored_trace() -> StoredTrace:
+    return stored(trace(tiny("deepseek_v3"), torch.float32))
+
+
 def latent_trace() -> Trace:
-    return trace(tiny("deepseek_v3"), torch.float32)
+    """Return a trace that is a test's own."""
+    return restored(stored_trace())
 
 
 def test_a_bias_or_a_function_between_latent_and_heads_is_not_linear():

@@ -16,16 +16,34 @@ from tests.support.isas import use_isa
 FUSABLE = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "opt", "phi3", "minicpm3")
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")  # and latents
 THREADS = 3
-ALL = [(threads, name) for threads in (1, 2, THREADS) for name in FUSABLE]
-ONCE = [(threads, name) for threads, name in ALL if threads == THREADS or name == "gemma3"]
-REST = [both for both in ALL if both not in ONCE]
-ONCE += [(threads, name) for threads, name in ((THREADS, "mixtral"), (2, "gpt_oss"), (THREADS, "deepseek_v2"))]
-REST += [(threads, name) for threads in (1, 2, THREADS) for name in EXPERTS if (threads, name) not in ONCE]
+ISAS, DTYPES = ("avx2", "avx512_bf16", "amx"), ("float32", "bfloat16")
+QUICK = [(THREADS, name) for name in FUSABLE] + [(1, "gemma3"), (2, "gemma3")]
+QUICK += [(THREADS, "mixtral"), (2, "gpt_oss"), (THREADS, "deepseek_v2")]
+ON_TILES = ("llama3", "gemma3", "mixtral")  # in float32, too
+ALL = QUICK + [
+    (threads, name) for name in FUSABLE + EXPERTS for threads in (1, 2, THREADS) if (threads, name) not in QUICK
+]
 
 
-@pytest.fixture(autouse=True, params=["avx2", "avx512_bf16", "amx"])
+def cases():
+    """Every model on tiles in bfloat16, and in one dtype on either other ISA, one after the other; all else is `full`.
+
+    Some are on tiles in float32, too. What depends on the model is its chains; on ISA and dtype, the kernels of these.
+    """
+    for number, (threads, name) in enumerate(ALL):
+        for i, isa in enumerate(ISAS):
+            for j, dtype in enumerate(DTYPES):
+                chosen = (number + i + j) % 2 == 0 if isa != "amx" else dtype == "bfloat16" or name in ON_TILES
+                quick = chosen and (threads, name) in QUICK
+                yield pytest.param(isa, threads, name, dtype, marks=() if quick else pytest.mark.full)
+
+
+@pytest.fixture
 def isa(monkeypatch, request):
     use_isa(monkeypatch, request.param)
+
+
+any_isa = pytest.mark.parametrize("isa", ["avx2"], indirect=True)  # what no instruction set decides
 
 
 @pytest.fixture(params=[1, 2, THREADS])
@@ -68,11 +86,8 @@ def run_fused(model, fused, slots, inputs):
     return model.logits(o, context)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "threads, name", ONCE + [pytest.param(*both, marks=pytest.mark.full) for both in REST], indirect=["threads"]
-)
-def test_a_fused_step_has_the_bits_of_single_layers(checkpoint, threads, name, dtype):
+@pytest.mark.parametrize(("isa", "threads", "name", "dtype"), cases(), indirect=["isa", "threads"])
+def test_a_fused_step_has_the_bits_of_single_layers(checkpoint, isa, threads, name, dtype):
     model = load_split(checkpoint(name), dtype=dtype)
     lengths = np.random.RandomState(5).randint(1, 150, 180).tolist()
     kv_cache, slots = filled(model, lengths)
@@ -101,7 +116,8 @@ def test_models_with_more_than_chains_are_not_fused(checkpoint, monkeypatch):
     assert FusedStep.of(model, kv_cache) is None
 
 
-def test_which_steps_are_fused(checkpoint, threads):
+@any_isa
+def test_which_steps_are_fused(checkpoint, isa, threads):
     model = load_split(checkpoint("llama3"), dtype="float32")
     fused = FusedStep.of(model, filled(model, [3])[0])
     assert fused.suits([100] * 12)
@@ -118,7 +134,8 @@ def test_which_steps_are_fused(checkpoint, threads):
     assert FusedStep.of(model, reference) is None
 
 
-def test_wrong_calls_are_refused(checkpoint):
+@any_isa
+def test_wrong_calls_are_refused(checkpoint, isa):
     model = load_split(checkpoint("llama3"), dtype="float32")
     kv_cache, slots = filled(model, [3, 4])
     fused = FusedStep.of(model, kv_cache)
@@ -142,7 +159,8 @@ def test_wrong_calls_are_refused(checkpoint):
         fused.native.run(2, 1, [0] * fused.native.tensors, [0] * fused.native.tensors)
 
 
-def test_a_job_of_many_rows_is_fused_and_says_the_same(checkpoint, monkeypatch):
+@any_isa
+def test_a_job_of_many_rows_is_fused_and_says_the_same(isa, monkeypatch):
     prompts = [f"{i} rows of a file" for i in range(84)]
     params = SamplingParams(max_tokens=9, temperature=0.8, seed=3, ignore_eos=True)
     fused_steps, run = [], FusedExecutor.run
