@@ -163,6 +163,9 @@ class KvCache:
     def bytes_read(self) -> int:
         """Bytes of K and V that attend has read so far."""
 
+def serves(layers: Sequence[LayerShape], kv_dtype: str, device: int) -> bool:
+    """Return whether there are kernels for these layers, and room for them in a device's shared memory."""
+
 def device_count() -> int:
     """Return the number of devices that the driver shows, 0 without a driver."""
 

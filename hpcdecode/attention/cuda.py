@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hpcdecode import _attn_cuda
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4", "int4")
-_MOST_V_DIM = 256  # kMaxVDim of native/attn_cuda
 
 
 class CudaModule(Protocol):
@@ -42,6 +41,9 @@ class CudaModule(Protocol):
 
     def block_bytes(self, layers: Sequence[_attn_cuda.LayerShape], kv_dtype: str, block_tokens: int) -> int:
         """Return the bytes of a block over all layers."""
+
+    def serves(self, layers: Sequence[_attn_cuda.LayerShape], kv_dtype: str, device: int) -> bool:
+        """Return whether there are kernels for these layers, and room for them in a device's shared memory."""
 
     def device_count(self) -> int:
         """Return the number of devices that the driver shows."""
@@ -84,9 +86,16 @@ def native(device: torch.device) -> CudaModule:
     return _attn_cuda
 
 
-def takes(shape: LayerShape) -> bool:
-    """Return whether there are kernels for a layer: K and V lie apart, and V heads have at most 256 dims."""
-    return not shape.latent and shape.v_dim <= _MOST_V_DIM
+def serves(layers: Sequence[LayerShape], kv_dtype: str, device: torch.device) -> bool:
+    """Return whether there are kernels for these layers, and room for them in the shared memory of `device`.
+
+    Latents are left to torch's operations, too, if this hpcdecode was built without CUDA.
+    """
+    latent = any(shape.latent for shape in layers)
+    if any(shape.indexer for shape in layers) or (latent and device.type != "cpu" and not built()):
+        return False
+    module = native(device)
+    return not layers or module.serves(native_shapes(layers, module.LayerShape), kv_dtype, device.index or 0)
 
 
 def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, device: torch.device) -> int:

@@ -141,7 +141,7 @@ def open_on_device(
 ) -> KvCache:
     """Open, on a GPU, what all layers of a model keep of sequences; arguments as for `open_layers`.
 
-    Kernels attend to K and V where there are some, and torch's operations to all else (see `by_kernels`).
+    Kernels attend to K, V and latents where there are some, and torch's operations to all else (see `by_kernels`).
 
     Args:
         layers: Shapes of the layers.
@@ -157,7 +157,7 @@ def open_on_device(
     attend, keep = attention_shapes(layers), recurrent_shapes(layers)
     kv_cache: KvCache | None = None
     if attend:
-        backend = "attn_cuda" if by_kernels(attend, kv_dtype) else "torch"
+        backend = "attn_cuda" if by_kernels(attend, kv_dtype, device) else "torch"
         kv_cache = open_kv_cache(
             attend,
             kv_dtype=kv_dtype,
@@ -176,9 +176,15 @@ def open_on_device(
     return HostKvCache(kv_cache, device) if host_tensors else kv_cache
 
 
-def by_kernels(layers: Sequence[LayerShape], kv_dtype: str) -> bool:
-    """Return whether `attn_cuda` has kernels for these layers; torch's operations attend otherwise."""
-    return kv_dtype in cuda.KV_DTYPES and all(cuda.takes(shape) for shape in layers)
+def by_kernels(layers: Sequence[LayerShape], kv_dtype: str, device: torch.device | str = "cpu") -> bool:
+    """Return whether `attn_cuda` has kernels for these layers; torch's operations attend otherwise.
+
+    Args:
+        layers: Shapes of the layers.
+        kv_dtype: Data type that K and V are stored as.
+        device: The GPU, whose blocks must have room; the emulated one has that of an H100.
+    """
+    return kv_dtype in cuda.KV_DTYPES and cuda.serves(layers, kv_dtype, torch.device(device))
 
 
 def device_capacity(
@@ -204,7 +210,7 @@ def device_capacity(
     attend, of_states = attention_shapes(layers), state_bytes(layers)
     if not attend:
         return nbytes // of_states * (state_tokens + block_tokens)
-    if by_kernels(attend, kv_dtype):
+    if by_kernels(attend, kv_dtype, device):
         block: float = cuda.block_bytes(attend, kv_dtype, block_tokens, device)
     else:
         block = block_tokens * sum(layer_bytes(shape, kv_dtype) for shape in attend)
@@ -213,7 +219,7 @@ def device_capacity(
     return int(nbytes // block) * block_tokens
 
 
-def torch_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> bool:
+def torch_bytes(layers: Sequence[MixerShape], kv_dtype: str, device: torch.device | str) -> bool:
     """Return whether torch allocates the memory of K, V and states on a GPU; kernels have their own for K and V."""
     attend = attention_shapes(layers)
-    return not attend or not by_kernels(attend, kv_dtype)
+    return not attend or not by_kernels(attend, kv_dtype, device)

@@ -1,11 +1,11 @@
 """`hpcdecode bench gpu`: what a GPU does as S-rank, as R-rank and as both, against what it allows.
 
 A random Llama checkpoint is made once and kept in the work folder. Attention is verified against float64 first.
-attention: GB/s of attn_cuda against copying on the device, and what torch's operations do for latents and recurrent
-states. slices: a step's slices and logits of B sequences against their bare GEMMs, operator by operator and by torch's
-compiler. transfers: the seconds that the copies of a step add to its slices, against what they take alone. jobs:
-tokens/s of whole jobs by where S and R are, against one process on the GPU; and of transformers' continuous batching.
---gpu-memory bounds what a rank takes of a GPU, as a smaller card would.
+attention: GB/s of attn_cuda, over latents too, against copying on the device, and what torch's operations do for int8
+latents and recurrent states. slices: a step's slices and logits of B sequences against their bare GEMMs, operator by
+operator and by torch's compiler. transfers: the seconds that the copies of a step add to its slices, against what they
+take alone. jobs: tokens/s of whole jobs by where S and R are, against one process on the GPU; and of transformers'
+continuous batching. --gpu-memory bounds what a rank takes of a GPU, as a smaller card would.
 The S-rank idles for what its slices, measured alone at a lane's batch, leave of the decode time.
 """
 

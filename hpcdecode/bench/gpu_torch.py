@@ -1,4 +1,6 @@
-"""What R-ranks on a GPU do by torch's operations, of `hpcdecode bench gpu`: latents and recurrent states.
+"""What R-ranks on a GPU do over latents and recurrent states, of `hpcdecode bench gpu`.
+
+Kernels attend to latents of 16 and 32 bits, torch's operations do the rest.
 
 All is verified against float64 first. Rates are those of the bytes that kernels would move, against copying.
 """
@@ -12,7 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from hpcdecode.attention.base import LATENT_KV_DTYPES, KvCache
-from hpcdecode.attention.open import open_on_device
+from hpcdecode.attention.open import by_kernels, open_on_device
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape
 from hpcdecode.attention.torch_states import TorchStateStore
 from hpcdecode.bench import filled
@@ -53,7 +55,8 @@ def latents(
     for name, shape, kv_dtype in (each for each in asked if each[2] in LATENT_KV_DTYPES):
         filled.verify(opened(shape, kv_dtype, filled.LENGTHS, device), shape, kv_dtype, device)
         for context in contexts:
-            about = f"attention by torch, {kv_dtype}, {name}, {batch} sequences of {context}"
+            by = "" if by_kernels([shape], kv_dtype, device) else " by torch"
+            about = f"attention{by}, {kv_dtype}, {name}, {batch} sequences of {context}"
             yield _attention_case(about, shape, kv_dtype, (context,) * batch, device, passes)
 
 

@@ -21,6 +21,7 @@ from hpcdecode.planning.layer_work import (
     PROMPT_STATE_PASSES,
     STATE_PASSES,
     attend_flop,
+    device_attend_flop,
     device_kv_bytes,
     indexed,
     kv_bytes,
@@ -133,11 +134,12 @@ def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device, *, kernel
     )
     plain, recurrence = without_indexers(layers), state_flop(layers) / floats_per_second
     cached, states, prompts = kv_bytes(plain, kv_dtype), state_bytes_moved(layers), 0.0
+    attended = float(attend_flop(layers))
     if not kernels:
-        cached = device_kv_bytes(plain, kv_dtype)
+        cached, attended = device_kv_bytes(plain, kv_dtype), device_attend_flop(layers)
         states, prompts = (state_float_bytes(layers) * passes for passes in (STATE_PASSES, PROMPT_STATE_PASSES))
     return _RSeconds(
-        max(cached / bytes_per_second, attend_flop(layers) / flop_per_second),
+        max(cached / bytes_per_second, attended / flop_per_second),
         max(states / bytes_per_second, recurrence),
         max(prompts / bytes_per_second, recurrence),
     )

@@ -12,11 +12,13 @@ from msgspec.structs import replace
 
 from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, attention_shapes
 from hpcdecode.attention.sizes import bytes_per_token
+from hpcdecode.planning.hardware import COMPUTE_EFFICIENCY
 
 _CHUNK = 512  # tokens of `attention.torch_reads`
 _KV_PASSES = 4  # torch's operations gather K and V, which reads and writes them, and read them for two products
 _SCORE_PASSES = 9  # through float32 scores, from their product to that of weights and values
 _RESULT_PASSES = 4  # through float32 results of chunks
+_LATENT_EFFICIENCY = 0.4  # of a GPU's peak FLOP/s: reads of shared memory bound the kernels over latents (docs/gpu.md)
 STATE_PASSES = 14  # through float32 states: they are gathered, decayed, summed twice, added to and put back
 PROMPT_STATE_PASSES = 10  # of these for every token of a prompt
 
@@ -34,6 +36,12 @@ def device_kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
     each = (_SCORE_PASSES + _RESULT_PASSES * (s.v_dim + 2) / _CHUNK for s in attend)
     of_heads = sum(4 * s.q_heads * own for s, own in zip(attend, each, strict=True))
     return _KV_PASSES * kv_bytes(layers, kv_dtype) + of_heads
+
+
+def device_attend_flop(layers: Sequence[MixerShape]) -> float:
+    """Return the FLOP of attention on a GPU as at COMPUTE_EFFICIENCY, which kernels over latents do not reach."""
+    latents = attend_flop(s for s in attention_shapes(layers) if s.latent)
+    return attend_flop(layers) + latents * (COMPUTE_EFFICIENCY / _LATENT_EFFICIENCY - 1)
 
 
 def state_float_bytes(layers: Iterable[MixerShape]) -> int:

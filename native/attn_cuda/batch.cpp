@@ -24,14 +24,15 @@ size_t room(const std::vector<T>& values) {
 
 }  // namespace
 
-bool Batch::holds(const int32_t* slots, const int32_t* counts, int n, uint64_t version, int group) const {
-    return version == version_ && group == group_ && static_cast<size_t>(n) == slots_.size() &&
+bool Batch::holds(const int32_t* slots, const int32_t* counts, int n, uint64_t version, const Cut& cut) const {
+    return version == version_ && cut == cut_ && static_cast<size_t>(n) == slots_.size() &&
            std::equal(slots, slots + n, slots_.begin()) && std::equal(counts, counts + n, counts_.begin());
 }
 
 void Batch::fill(const BlockTable& table, const int32_t* slots, const int32_t* counts, int n, uint64_t version,
-                 int group, Stream stream) {
+                 const Cut& cut, Stream stream) {
     version_ = 0;  // holds nothing until it is filled
+    longest_ = 0;
     slots_.assign(slots, slots + n);
     counts_.assign(counts, counts + n);
     sequences_.clear();
@@ -44,8 +45,9 @@ void Batch::fill(const BlockTable& table, const int32_t* slots, const int32_t* c
         s.first_row = static_cast<int32_t>(sequence_of.size());
         s.first_block = static_cast<int32_t>(blocks.size());
         s.first_item = static_cast<int32_t>(items.size());
-        s.row_blocks = ceil_div(int64_t{s.count} * group, kRows);
-        for (int32_t piece = 0; s.count > 0 && int64_t{piece} * kPiece < s.length; ++piece)
+        s.row_blocks = cut.rows > 0 ? ceil_div(int64_t{s.count} * cut.group, cut.rows) : 0;
+        if (s.count > 0) longest_ = std::max(longest_, s.length);
+        for (int32_t piece = 0; s.row_blocks > 0 && int64_t{piece} * cut.piece < s.length; ++piece)
             for (int32_t b = 0; b < s.row_blocks; ++b) items.push_back({i, piece, b});
         blocks.insert(blocks.end(), table.blocks(slots[i]).begin(), table.blocks(slots[i]).end());
         sequence_of.insert(sequence_of.end(), s.count, i);
@@ -66,7 +68,7 @@ void Batch::fill(const BlockTable& table, const int32_t* slots, const int32_t* c
     copy_in(device, host, at, stream);
     last_use_.record(stream);
     version_ = version;
-    group_ = group;
+    cut_ = cut;
 }
 
 double Batch::bytes(const LayerArgs& layer, double token_bytes) const {

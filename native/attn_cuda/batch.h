@@ -8,14 +8,23 @@
 
 namespace hpcdecode {
 
+// How the work of a call is cut into items; without rows there are none.
+struct Cut {
+    int group;        // query heads of a KV head
+    int rows, piece;  // query rows and tokens of an item
+
+    bool operator==(const Cut& o) const { return group == o.group && rows == o.rows && piece == o.piece; }
+};
+
 class Batch {
   public:
     // Returns whether this is the batch of these slots and counts in a table of this version.
-    bool holds(const int32_t* slots, const int32_t* counts, int n, uint64_t version, int group) const;
-    void fill(const BlockTable& table, const int32_t* slots, const int32_t* counts, int n, uint64_t version, int group,
-              Stream stream);
+    bool holds(const int32_t* slots, const int32_t* counts, int n, uint64_t version, const Cut& cut) const;
+    void fill(const BlockTable& table, const int32_t* slots, const int32_t* counts, int n, uint64_t version,
+              const Cut& cut, Stream stream);
     void used(Stream stream) { last_use_.record(stream); }
     const BatchArgs& args() const { return args_; }
+    bool in_pieces() const { return longest_ > cut_.piece; }  // whether a sequence has more than one
 
     // Returns the bytes of K and V that its sequences read at a layer.
     double bytes(const LayerArgs& layer, double token_bytes) const;
@@ -26,7 +35,8 @@ class Batch {
     std::vector<int32_t> slots_, counts_;
     std::vector<SequenceArgs> sequences_;
     uint64_t version_ = 0;
-    int group_ = 0;
+    Cut cut_{};
+    int longest_ = 0;
     Memory pinned_, device_;
     Event last_use_;
     BatchArgs args_{};

@@ -89,7 +89,7 @@ Args:
     layer: Index of the attention layer.
     slots: int32 [n] on the host, each slot once.
     counts: int32 [n] on the host.
-    kv: Rows [k | v], [sum(counts), kv_heads * (k_dim + v_dim)], on the device.
+    kv: Rows [k | v], [sum(counts), kv_heads * (k_dim + v_dim)], or [k] of a latent layer, on the device.
     stream: Address of the CUDA stream, or 0 for the default one.)")
         .def("attend", &attend, nb::arg("layer"), nb::arg("slots"), nb::arg("counts"), nb::arg("qkv"), nb::arg("out"),
              nb::arg("sinks").none(), nb::arg("stream"),
@@ -101,7 +101,7 @@ Args:
     layer: Index of the attention layer.
     slots: int32 [n] on the host, each slot once.
     counts: int32 [n] on the host.
-    qkv: Rows [q | k | v], [sum(counts), q_heads * k_dim + kv_heads * (k_dim + v_dim)], on the device.
+    qkv: Rows [q | k | v], or [q | k] of a latent layer, [sum(counts), q_columns + kv_columns], on the device.
     out: Result, [sum(counts), q_heads * v_dim], of the dtype of qkv, on the device; overwritten.
     sinks: float32 [q_heads] on the host, or None for a layer without sinks.
     stream: Address of the CUDA stream, or 0 for the default one.)")
@@ -127,6 +127,13 @@ Raises:
         .def_prop_ro("bytes", &KvCache::bytes, "Bytes of the arena on the device.")
         .def_prop_ro("bytes_read", &KvCache::bytes_read, "Bytes of K and V that attend has read so far.");
 
+    m.def(
+        "serves",
+        [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, int device) {
+            return serves(layers, parse_kv_type(kv_dtype), device);
+        },
+        nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("device"),
+        "Return whether there are kernels for these layers, and room for them in a device's shared memory.");
     m.def("device_count", &device_count, "Return the number of devices that the driver shows, 0 without a driver.");
     m.def(
         "block_bytes",

@@ -1,4 +1,4 @@
-// The size of a thread block, and how kernel functions are declared, for every kind of block.
+// The sizes of thread blocks, and how kernel functions are declared, for every kind of block.
 #pragma once
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
@@ -6,15 +6,18 @@
 #define HPC_DEVICE __device__ __forceinline__
 #define HPC_BOTH __host__ __device__ inline
 #define HPC_UNROLL _Pragma("unroll")
+#define HPC_UNROLL4 _Pragma("unroll 4")
 #else
 #define HPC_DEVICE inline
 #define HPC_BOTH inline
 #define HPC_UNROLL
+#define HPC_UNROLL4
 #endif
 
 namespace hpcdecode {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 128;      // of a block, unless it is launched with others
+constexpr int kMostThreads = 256;  // of any block
 constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 

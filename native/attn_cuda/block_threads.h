@@ -20,10 +20,11 @@ struct Own {
 
 // What the threads of a block share: barriers, and memory for what lanes exchange.
 struct Team {
-    pthread_barrier_t all, warps[kWarps];
-    alignas(16) uint8_t lanes[kThreads][64];
-    Team() {
-        pthread_barrier_init(&all, nullptr, kThreads);
+    int threads;
+    pthread_barrier_t all, warps[kMostThreads / kWarp];
+    alignas(16) uint8_t lanes[kMostThreads][64];
+    explicit Team(int threads) : threads(threads) {
+        pthread_barrier_init(&all, nullptr, threads);
         for (auto& warp : warps) pthread_barrier_init(&warp, nullptr, kWarp);
     }
     ~Team() {

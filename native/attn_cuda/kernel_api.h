@@ -63,6 +63,7 @@ struct LayerArgs {
     int heads, group;  // KV heads; query heads of each
     Window window;
     float scale, softcap;  // softcap 0: none
+    bool latent;           // the values are the first v_dim elements of K: blocks have no V
 };
 
 struct RowsArgs {

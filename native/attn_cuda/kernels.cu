@@ -1,18 +1,9 @@
 // The kernels of the device, for nvcc.
-#include <cuda_runtime.h>
-
-#include <string>
-
 #include "kernels/table.h"
+#include "launch.h"
 
 namespace hpcdecode {
 namespace {
-
-extern __shared__ __align__(16) uint8_t shared_memory[];
-
-__device__ __forceinline__ Block this_block() {
-    return {static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), shared_memory};
-}
 
 template <class Num>
 __global__ void __launch_bounds__(kThreads) append_kernel(const AppendArgs args) {
@@ -31,20 +22,6 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const MergeArgs args) {
 __global__ void __launch_bounds__(kThreads) copy_kernel(const CopyArgs args) {
     Block block = this_block();
     copy_blocks(block, args);
-}
-
-void check(cudaError_t error, const char* what) {
-    if (error == cudaSuccess) return;
-    throw std::runtime_error(std::string("CUDA: ") + what + ": " + cudaGetErrorString(error));
-}
-
-template <class Args>
-void launch(void (*kernel)(Args), const char* name, const Args& args, int x, int y, size_t smem, void* stream) {
-    if (x == 0) return;
-    if (smem > 48 << 10)
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem)), name);
-    kernel<<<dim3(x, y), kThreads, smem, static_cast<cudaStream_t>(stream)>>>(args);
-    check(cudaGetLastError(), name);
 }
 
 }  // namespace

@@ -1,53 +1,8 @@
 // Runs the kernels on this machine's cores, block by block.
-#include <thread>
-#include <vector>
-
+#include "emulated_blocks.h"
 #include "kernels/table.h"
 
 namespace hpcdecode {
-namespace {
-
-// Fills the shared memory of a block with NaN.
-void poison(std::vector<uint64_t>& memory) { std::memset(memory.data(), 0xff, memory.size() * 8); }
-
-#ifdef HPCDECODE_BLOCK_THREADS
-
-// Runs all blocks one after the other, on the same threads.
-template <class F>
-void run(int x, int y, size_t smem, F&& kernel) {
-    std::vector<uint64_t> memory(smem / 8 + 1);
-    Team team;
-    const auto work = [&](int thread) {
-        for (int i = 0; i < x * y; ++i) {
-            if (thread == 0) poison(memory);
-            Block block(i % x, i / x, reinterpret_cast<uint8_t*>(memory.data()), &team, thread);
-            block.sync();
-            kernel(block);
-            block.sync();
-        }
-    };
-    std::vector<std::thread> threads;
-    for (int t = 0; t < kThreads; ++t) threads.emplace_back(work, t);
-    for (std::thread& thread : threads) thread.join();
-}
-
-#else
-
-// Runs all blocks one after the other, the threads of every second one in falling order.
-template <class F>
-void run(int x, int y, size_t smem, F&& kernel) {
-    std::vector<uint64_t> memory(smem / 8 + 1);
-    for (int i = 0; i < x * y; ++i) {
-        poison(memory);
-        falling_order() = i % 2 == 1;
-        Block block(i % x, i / x, reinterpret_cast<uint8_t*>(memory.data()));
-        kernel(block);
-    }
-}
-
-#endif
-
-}  // namespace
 
 void launch_append(const AppendArgs& a, KvType type, void*) {
     with_num(type, [&](auto num) {

@@ -50,13 +50,39 @@ HeadLayout head_layout(const LayerShape& s, KvType type, int block_tokens) {
     h.k_middle = k.middle;
     h.v_middle = v.middle;
     h.k_row = k.row(h.k_pad);
-    h.v_row = v.row(h.v_pad);
+    h.v_row = s.latent ? 0 : v.row(h.v_pad);
     h.v_rows = int64_t{block_tokens} * h.k_row;
     h.scales = h.v_rows + int64_t{block_tokens} * h.v_row;
     h.middles = h.scales + round_up(block_tokens * 2 * (k.scale + v.scale), 16);
     h.head_bytes = h.middles + round_up(block_tokens * 2 * (k.middle + v.middle), 16);
     h.block_bytes = h.head_bytes * s.kv_heads;
     return h;
+}
+
+// Throws std::invalid_argument for a shape without kernels.
+void require(const LayerShape& s, KvType type) {
+    if (s.chooses()) invalid("expected layers that attend to all tokens on a device, got one with an indexer");
+    if (s.latent && type == KvType::kI8)
+        invalid("kv_dtype: expected float32, float16 or bfloat16 for values in K on a device, got 'int8'");
+    const int most = s.latent ? kMaxLatentVDim : kMaxVDim;
+    if (s.v_dim > most)
+        invalid("expected V heads of at most " + std::to_string(most) + " dims on a device, got " +
+                std::to_string(s.v_dim));
+}
+
+// Returns the shared memory that a block needs at least, of `limit` bytes.
+size_t smem_of(const LayerArgs& l, KvType type, size_t limit) {
+    if (!l.latent) return attend_smem(l.head, type);
+    size_t most = 0;
+    for (const ActType act : {ActType::kF32, ActType::kBF16}) {
+        const int smem = latent_form(l, type, act, limit).smem;
+        most = std::max(most, static_cast<size_t>(smem));
+    }
+    return most;
+}
+
+Cut cut_of(const LayerArgs& l, const LatentForm& form) {
+    return l.latent ? Cut{l.group, form.rows, kLatentPiece} : Cut{l.group, kRows, kPiece};
 }
 
 }  // namespace
@@ -69,10 +95,7 @@ std::vector<LayerArgs> lay_out(const std::vector<LayerShape>& layers, KvType typ
                 (type == KvType::kI4 ? "int4" : "k8v4"));
     std::vector<LayerArgs> out;
     for (const LayerShape& s : layers) {
-        if (s.latent) invalid("expected K and V of their own on a device, got values in K (latent attention)");
-        if (s.v_dim > kMaxVDim)
-            invalid("expected V heads of at most " + std::to_string(kMaxVDim) + " dims on a device, got " +
-                    std::to_string(s.v_dim));
+        require(s, type);
         LayerArgs l{};
         l.head = head_layout(s, type, block_tokens);
         l.heads = s.kv_heads;
@@ -80,6 +103,7 @@ std::vector<LayerArgs> lay_out(const std::vector<LayerShape>& layers, KvType typ
         l.window = s.window;
         l.scale = s.scale;
         l.softcap = s.softcap;
+        l.latent = s.latent;
         out.push_back(l);
     }
     return out;
@@ -91,6 +115,18 @@ size_t bytes_per_block(const std::vector<LayerArgs>& layers) {
     return total;
 }
 
+bool serves(const std::vector<LayerShape>& layers, KvType type, int device) {
+    try {
+        const Using used(device);
+        const size_t limit = shared_bytes();
+        for (const LayerArgs& l : lay_out(layers, type, kDefaultBlockTokens))
+            if (smem_of(l, type, limit) > limit) return false;
+    } catch (const std::invalid_argument&) {
+        return false;
+    }
+    return true;
+}
+
 KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
     : shapes_(layers),
       type_(o.kv_type),
@@ -99,12 +135,13 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
       table_(o.block_tokens, {0, BlockTable::count_blocks(o.capacity_tokens, o.block_tokens)}, o.max_sequences),
       sinks_(layers.size()) {
     const Using device(device_);
-    const size_t limit = shared_bytes();
+    shared_ = shared_bytes();
     for (const LayerArgs& l : layers_) {
-        if (attend_smem(l.head, type_) <= limit) continue;
+        const size_t smem = smem_of(l, type_, shared_);
+        if (smem <= shared_) continue;
         invalid("heads of " + std::to_string(l.head.k_dim) + " and " + std::to_string(l.head.v_dim) + " dims need " +
-                std::to_string(attend_smem(l.head, type_)) + " bytes of shared memory, this device has " +
-                std::to_string(limit) + "; use a kv_dtype of fewer bits");
+                std::to_string(smem) + " bytes of shared memory, this device has " + std::to_string(shared_) +
+                "; use a kv_dtype of fewer bits");
     }
     const int64_t blocks = table_.block_count();
     arena_ = Memory(bytes_per_block(layers_) * blocks, Memory::Kind::kDevice);
@@ -139,16 +176,16 @@ void KvCache::enter(Stream stream) {
 }
 
 // Returns the batch on the device; the least recently used one makes room.
-Batch& KvCache::batch_for(const int32_t* slots, const int32_t* counts, int n, int group, Stream stream) {
+Batch& KvCache::batch_for(const int32_t* slots, const int32_t* counts, int n, const Cut& cut, Stream stream) {
     for (Batch& b : batches_) {
-        if (!b.holds(slots, counts, n, version_, group)) continue;
+        if (!b.holds(slots, counts, n, version_, cut)) continue;
         b.turn = ++turn_;
         return b;
     }
     if (batches_.size() < kBatches) batches_.emplace_back();
     Batch& oldest = *std::min_element(batches_.begin(), batches_.end(),
                                       [](const Batch& a, const Batch& b) { return a.turn < b.turn; });
-    oldest.fill(table_, slots, counts, n, version_, group, stream);
+    oldest.fill(table_, slots, counts, n, version_, cut, stream);
     oldest.turn = ++turn_;
     return oldest;
 }
@@ -187,7 +224,7 @@ void KvCache::append(int layer, const int32_t* slots, const int32_t* counts, int
     check_layer(layer, layers_.size());
     check_append(shapes_[layer], table_.check_written(slots, counts, n), kv);
     enter(stream);
-    Batch& batch = batch_for(slots, counts, n, layers_[layer].group, stream);
+    Batch& batch = batch_for(slots, counts, n, Cut{}, stream);
     append_rows(layer, batch, kv, 0, stream);
     batch.used(stream);
     last_.record(stream);
@@ -218,19 +255,39 @@ void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int
                  sinks ? static_cast<int64_t>(sinks->size()) : 0);
     enter(stream);
     const float* own = sinks ? upload(sinks_[layer], *sinks, stream) : nullptr;
-    Batch& batch = batch_for(slots, counts, n, l.group, stream);
-    const size_t partial = size_t{kRows} * l.heads * (2 + l.head.v_pad) * sizeof(float);
-    if (batch.args().item_count * partial > partials_.size()) {
-        last_.reach();
-        partials_.grow(batch.args().item_count * partial, Memory::Kind::kDevice);
+    const LatentForm form = l.latent ? latent_form(l, type_, qkv.type, shared_) : LatentForm{};
+    const Cut cut = cut_of(l, form);
+    Batch& batch = batch_for(slots, counts, n, cut, stream);
+    if (!l.latent || batch.in_pieces()) {
+        const size_t partial = size_t(cut.rows) * l.heads * (2 + l.head.v_pad) * sizeof(float);
+        grow_partials(batch.args().item_count * partial);
     }
     append_rows(layer, batch, qkv, shape.q_columns(), stream);
-    launch_attend({batch.args(), l, {qkv.data, qkv.type, qkv.stride}, partials_.as<float>()}, type_, stream);
-    launch_merge({batch.args(), l, partials_.as<float>(), own, out.data, out.type, out.stride}, stream);
+    if (l.latent) {
+        attend_latents(l, form, batch, qkv, out, own, stream);
+    } else {
+        launch_attend({batch.args(), l, {qkv.data, qkv.type, qkv.stride}, partials_.as<float>()}, type_, stream);
+        launch_merge({batch.args(), l, partials_.as<float>(), own, out.data, out.type, out.stride}, stream);
+    }
     batch.used(stream);
     last_.record(stream);
     const double token_bytes = static_cast<double>(l.head.block_bytes) / l.head.block_tokens;
     bytes_read_ += static_cast<int64_t>(batch.bytes(l, token_bytes));
+}
+
+void KvCache::attend_latents(const LayerArgs& layer, const LatentForm& form, const Batch& batch, const Matrix& qkv,
+                             const Matrix& out, const float* sinks, Stream stream) {
+    const LatentArgs args{
+        batch.args(), layer,    form,      {qkv.data, qkv.type, qkv.stride}, sinks, partials_.as<float>(),
+        out.data,     out.type, out.stride};
+    launch_latent(args, type_, stream);
+    if (batch.in_pieces()) launch_latent_merge(args, stream);
+}
+
+void KvCache::grow_partials(size_t bytes) {
+    if (bytes <= partials_.size()) return;
+    last_.reach();
+    partials_.grow(bytes, Memory::Kind::kDevice);
 }
 
 void KvCache::release(const int32_t* slots, int n) {

@@ -8,7 +8,7 @@
 #include "batch.h"
 #include "block_table.h"
 #include "device.h"
-#include "kernel_api.h"
+#include "latent_api.h"
 #include "matrix.h"
 
 namespace hpcdecode {
@@ -24,6 +24,9 @@ struct KvCacheOptions {
 // types without kernels.
 std::vector<LayerArgs> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens);
 size_t bytes_per_block(const std::vector<LayerArgs>& layers);
+
+// Returns whether there are kernels for these layers, and room for them in the shared memory of a device's blocks.
+bool serves(const std::vector<LayerShape>& layers, KvType type, int device);
 
 // A paged KV cache. hpcdecode/_attn_cuda.pyi describes the methods.
 //
@@ -55,14 +58,18 @@ class KvCache {
         Memory memory;
     };
 
-    Batch& batch_for(const int32_t* slots, const int32_t* counts, int n, int group, Stream stream);
+    Batch& batch_for(const int32_t* slots, const int32_t* counts, int n, const Cut& cut, Stream stream);
     void append_rows(int layer, const Batch& batch, const Matrix& rows, int64_t first_column, Stream stream);
+    void attend_latents(const LayerArgs& layer, const LatentForm& form, const Batch& batch, const Matrix& qkv,
+                        const Matrix& out, const float* sinks, Stream stream);
+    void grow_partials(size_t bytes);
     const float* upload(Sinks& sinks, const std::vector<float>& values, Stream stream);
     void enter(Stream stream);
 
     std::vector<LayerShape> shapes_;
     KvType type_;
     int device_;
+    size_t shared_;  // bytes that a block may have
     std::vector<LayerArgs> layers_;
     BlockTable table_;
     uint64_t version_ = 1, turn_ = 0;

@@ -6,6 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from hpcdecode.attention import open as attention_open
 from hpcdecode.attention.base import KvCapacityError
 from hpcdecode.attention.cuda import CudaKvCache
 from hpcdecode.attention.host import HostKvCache
@@ -26,10 +27,12 @@ MODELS = {
     "heads, int4": ([HEADS] * 2, "int4", "attn_cuda"),
     "wide V": ([replace(HEADS, v_dim=512)], "float32", "torch"),
     "wide V, int4": ([replace(HEADS, v_dim=512)], "int4", "torch"),
-    "latents": ([LATENT, LATENT], "int8", "torch"),
-    "latents and heads": ([LATENT, HEADS], "bfloat16", "torch"),
+    "latents": ([LATENT, LATENT], "bfloat16", "attn_cuda"),
+    "latents, int8": ([LATENT, LATENT], "int8", "torch"),
+    "wide latents": ([replace(LATENT, k_dim=1600)], "float32", "torch"),
+    "latents and heads": ([LATENT, HEADS], "bfloat16", "attn_cuda"),
     "heads and states": ([STATE, HEADS, STATE], "float32", "attn_cuda"),
-    "latents and states": ([STATE, LATENT], "float32", "torch"),
+    "latents and states": ([STATE, LATENT], "float32", "attn_cuda"),
     "states": ([STATE, STATE], "float32", None),
 }
 
@@ -62,7 +65,7 @@ def test_what_is_opened_takes_no_more_than_is_given(name):
     classes = {"attn_cuda": CudaKvCache, "torch": TorchKvCache, None: type(None)}
     assert type(kv_cache) is classes[backend]
     assert by_kernels([s for s in layers if isinstance(s, LayerShape)], kv_dtype) == (backend != "torch")
-    assert torch_bytes(layers, kv_dtype) == (backend != "attn_cuda")
+    assert torch_bytes(layers, kv_dtype, CPU) == (backend != "attn_cuda")
     taken = kv_cache.bytes if kv_cache else 0
     for i in range(1000 if states else 0):  # until they are full
         try:
@@ -74,7 +77,9 @@ def test_what_is_opened_takes_no_more_than_is_given(name):
     cache.check()
 
 
-def test_a_hybrid_through_host_memory_gives_what_that_of_cpus_gives():
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_hybrid_through_host_memory_gives_what_that_of_cpus_gives(kernels, monkeypatch):
+    monkeypatch.setattr(attention_open, "by_kernels", lambda *_: kernels)
     layers = [STATE, LATENT, HEADS]
     device = opened(layers, "float32", 1 << 20, host_tensors=True)
     assert isinstance(device, HostKvCache)

@@ -38,7 +38,7 @@ def test_every_part_yields_its_cases(tmp_path):
     found += bench_gpu.jobs(site, Workload("t", 6, 4, 9, 3), worlds, ["--batch", "4"], 4, each)
     names = (
         ["attention"] * 3
-        + ["attention by torch"]  # k8v4 is no data type of latents
+        + ["attention"]  # k8v4 is no data type of latents
         + ["states by torch"]
         + ["slices", "transfers", "job", "S-rank idle while rows decode", "job"]
     )

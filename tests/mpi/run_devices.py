@@ -2,13 +2,15 @@
 
 usage: run_devices.py LINKS ...
 
-LINKS: staged, where the last of three R-ranks stays on its CPUs; or direct, with wires on the devices.
+LINKS: staged, where the last of three R-ranks stays on its CPUs; direct, with wires on the devices; or torch, as
+staged, but with all attention by torch's operations.
 """
 
 from __future__ import annotations
 
 import sys
 
+from hpcdecode.attention import open as attention_open
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.shapes import attention_shapes
 from hpcdecode.engine import engine, kv, links
@@ -41,6 +43,8 @@ def assigned(ranks, *options):
         rank.kv_device = "cpu:0"
 
 
+if sys.argv[1] == "torch":
+    attention_open.by_kernels = lambda *_: False
 bound_slice.compile_graph = lambda graph, *_, **__: compile_plain(graph)
 engine.staged_links, engine.direct_links = staged, direct
 engine.direct = links.direct = lambda _options, team: DIRECT and team.comm is not None

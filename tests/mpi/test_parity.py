@@ -171,12 +171,14 @@ def test_tokens_of_emulated_devices_equal_those_of_transformers(mpiexec, tmp_pat
 
 
 def test_tokens_over_latents_and_states_of_emulated_devices_equal_those_of_transformers(mpiexec, tmp_path):
-    """By torch's operations, beside an R-rank on its CPUs; a device has latents and states at once."""
-    names = ("deepseek_v3", "kimi_linear", "qwen3_next")
+    """Beside an R-rank on its CPUs. A device has latents, by kernels, and states, by torch's operations, at once."""
+    names = ("deepseek_v2", "deepseek_v3", "kimi_linear", "qwen3_next")
     cases = [make_case(name, tmp_path, rows=4, new_tokens=8, common=100) for name in names]
     runs = ("1:7:2", "4:7:2:request:3", "3:7:2:head:1")
     found = differing(mpiexec, cases, "float32", "transformers", runs, ("run_devices.py", "staged"))
     assert found == dict.fromkeys(names, dict.fromkeys(runs, 0))
+    found = differing(mpiexec, cases[1:2], "float32", "transformers", runs[1:2], ("run_devices.py", "torch"))
+    assert found == {names[1]: {runs[1]: 0}}
 
 
 @pytest.mark.parametrize("runs", [CORNER_RUNS, pytest.param(ALL_RUNS, marks=pytest.mark.full)], ids=["corners", "all"])

@@ -117,17 +117,24 @@ def test_an_r_rank_takes_the_longer_of_bytes_and_flop():
 
 
 def test_on_a_gpu_torch_moves_more_than_kernels_would():
-    """Kernels read K and V once; torch gathers latents, and goes through scores, results and states several times."""
+    """Kernels read K, V and latents once; torch gathers int8 latents, and goes through scores and states many times."""
     reading = H100.bytes_per_second * H100.cache_share
     hybrid, latent, heads = (of_devices(size, H100, H100, 1e12, 0.0) for size in (HYBRID, MLA, EXPANDED))
     assert heads.attend_seconds_per_cached_token == pytest.approx(60 * 81_920 / reading)
-    moved = 4 * 1152 + 4 * 128 * (9 + 4 * 514 / 512)
-    assert latent.attend_seconds_per_cached_token == pytest.approx(60 * moved / reading)
+    flop = 60 * 2 * 128 * (576 + 512)
+    assert latent.attend_seconds_per_cached_token == pytest.approx(flop / (0.4 * H100.flop_per_second))
+    few = replace(MLA, shapes=(replace(LATENT, q_heads=16),) * 60)
+    few_heads = of_devices(few, H100, H100, 1e12, 0.0)
+    assert few_heads.attend_seconds_per_cached_token == pytest.approx(60 * 1152 / reading)
+    codes = of_devices(MLA, H100, H100, 1e12, 0.0, "int8")
+    moved = 4 * 580 + 4 * 128 * (9 + 4 * 514 / 512)
+    assert codes.attend_seconds_per_cached_token == pytest.approx(60 * moved / reading)
     state = 36 * 32 * 128 * 128 * 4
     assert hybrid.attend_seconds_per_sequence == pytest.approx(14 * state / reading)
     assert hybrid.append_seconds_per_prompt_token == pytest.approx(10 * state / reading)
-    other = of_devices(MLA, H100, H100, 1e12, 0.0, kernels=True)
-    assert other.attend_seconds_per_cached_token < latent.attend_seconds_per_cached_token / 5
+    other = of_devices(MLA, H100, H100, 1e12, 0.0, "int8", kernels=True)
+    assert other.attend_seconds_per_cached_token == pytest.approx(flop / (COMPUTE_EFFICIENCY * H100.flop_per_second))
+    assert other.attend_seconds_per_cached_token < codes.attend_seconds_per_cached_token / 5
 
 
 @pytest.mark.parametrize("size", [HYBRID, ALONE])

@@ -94,6 +94,7 @@ HPC_DEVICE void append(Block& block, const AppendArgs& a) {
     uint16_t *middle = Num::V::kMiddle ? middles(h, place) : nullptr, *v_middle = h.k_middle ? middle + 1 : middle;
     write_row<typename Num::K>(block, a.kv.data, a.kv.type, row + block.y * h.k_dim, h.k_dim, h.k_pad, h.k_rotation,
                                k_row(h, place), scale, middle);
+    if (a.layer.latent) return;
     write_row<typename Num::V>(block, a.kv.data, a.kv.type, row + v + block.y * h.v_dim, h.v_dim, h.v_pad, h.v_rotation,
                                v_row(h, place), v_scale, v_middle);
 }

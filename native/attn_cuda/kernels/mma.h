@@ -95,8 +95,8 @@ void multiply(Block& block, const Own<FragmentA>& a, const Own<FragmentB>& b, Ow
 #else
 
 template <class Product, int N>
-void multiply(Block&, const Own<FragmentA>& a, const Own<FragmentB>& b, Own<Sums<N>>& c, int n) {
-    for (int first = 0; first < kThreads; first += kWarp) {
+void multiply(Block& block, const Own<FragmentA>& a, const Own<FragmentB>& b, Own<Sums<N>>& c, int n) {
+    for (int first = 0; first < block.threads; first += kWarp) {
         multiply_warp<Product>([&](int l) { return a[first + l]; }, [&](int l) { return b[first + l]; },
                                [&](auto sum) {
                                    for (int l = 0; l < kWarp; ++l)
