@@ -101,7 +101,7 @@ class KvCache:
             layer: Index of the attention layer.
             slots: int32 [n] on the host, each slot once.
             counts: int32 [n] on the host.
-            kv: Rows [k | v], [sum(counts), kv_heads * (k_dim + v_dim)], on the device.
+            kv: Rows [k | v], [sum(counts), kv_heads * (k_dim + v_dim)], or [k] of a latent layer, on the device.
             stream: Address of the CUDA stream, or 0 for the default one.
         """
 
@@ -114,7 +114,7 @@ class KvCache:
             layer: Index of the attention layer.
             slots: int32 [n] on the host, each slot once.
             counts: int32 [n] on the host.
-            qkv: Rows [q | k | v], [sum(counts), q_heads * k_dim + kv_heads * (k_dim + v_dim)], on the device.
+            qkv: Rows [q | k | v], or [q | k] of a latent layer, [sum(counts), q_columns + kv_columns], on the device.
             out: Result, [sum(counts), q_heads * v_dim], of the dtype of qkv, on the device; overwritten.
             sinks: float32 [q_heads] on the host, or None for a layer without sinks.
             stream: Address of the CUDA stream, or 0 for the default one.
