@@ -132,6 +132,12 @@ class KvCache:
     def length(self, slot: int) -> int:
         """Return the number of positions that an open slot holds."""
 
+    def blocks(self, slot: int) -> list[int]:
+        """Return the ids of an open slot's blocks, in order."""
+
+    def memory(self) -> list[object]:
+        """Return the blocks of each layer, torch.uint8 [blocks, bytes] on the device."""
+
     def check(self) -> None:
         """Check that every block is free or referenced, and counted right.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpcdecode.attention.base import KvCache
 from hpcdecode.attention.cpu import CpuKvCache
+from hpcdecode.attention.cuda import CudaKvCache
 from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.torch_cache import TorchKvCache
 from hpcdecode.system.swap_tiers import memory_for
@@ -51,11 +52,15 @@ class SwappedBlocks(Protocol):
 
 
 def blocks_of(kv_cache: KvCache) -> SwappedBlocks | None:
-    """Return the blocks of a KV cache, or None if nothing but kernels can read them."""
+    """Return the blocks of a KV cache, or None for one of a kind that has none."""
     if isinstance(kv_cache, HostKvCache):
         return blocks_of(kv_cache.kv_cache)
     if isinstance(kv_cache, TorchKvCache):
-        return TorchBlocks(kv_cache)
+        blocks = kv_cache.capacity_tokens // kv_cache.block_tokens
+        stores = [tensor.view(torch.uint8).view(blocks, -1) for tensor in kv_cache.tensors()]
+        return TorchBlocks(kv_cache, stores, lambda slot: kv_cache.table.held(np.array([slot], np.int32))[0])
+    if isinstance(kv_cache, CudaKvCache):
+        return TorchBlocks(kv_cache, cast("list[Tensor]", kv_cache.native.memory()), kv_cache.native.blocks)
     return CpuBlocks(kv_cache) if isinstance(kv_cache, CpuKvCache) else None
 
 
@@ -74,17 +79,22 @@ class CpuBlocks:
 
 
 class TorchBlocks:
-    """`SwappedBlocks` of a KV cache in torch, on any device.
+    """`SwappedBlocks` of a KV cache whose memory is in tensors of torch, on any device.
 
     On a GPU blocks are put together on the device, and cross on a stream of their own beside all computing, to and from
     pinned memory.
+
+    Args:
+        kv_cache: Whose blocks these are.
+        stores: Parts of all blocks, each uint8 [blocks, bytes].
+        held: Returns the ids of a slot's blocks, and may return more.
     """
 
-    def __init__(self, kv_cache: TorchKvCache) -> None:
-        self._table, self._device = kv_cache.table, kv_cache.device
+    def __init__(
+        self, kv_cache: TorchKvCache | CudaKvCache, stores: Sequence[Tensor], held: Callable[[int], Sequence[int]]
+    ) -> None:
+        self._device, self._ids, self._stores = kv_cache.device, held, stores
         self.length, self.block_tokens = kv_cache.length, kv_cache.block_tokens
-        blocks = kv_cache.capacity_tokens // kv_cache.block_tokens
-        self._stores = [tensor.view(torch.uint8).view(blocks, -1) for tensor in kv_cache.tensors()]
         self._widths = [store.shape[1] for store in self._stores]
         self.block_bytes = sum(self._widths)
         self._streams: _Streams | None = None
@@ -140,8 +150,7 @@ class TorchBlocks:
         have = -(-self.length(slot) // self.block_tokens)
         if not 0 <= first <= have - count:
             raise ValueError(f"slot {slot}: expected blocks 0 to {have - 1}, got {first} to {first + count - 1}")
-        held = self._table.held(np.array([slot], np.int32))[0, first : first + count]
-        return torch.from_numpy(held.astype(np.int64))
+        return torch.from_numpy(np.array(self._ids(slot)[first : first + count], np.int64))
 
     def _read(self, held: Tensor) -> Tensor:
         return torch.cat([store.index_select(0, held) for store in self._stores], 1)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import torch
+
+from hpcdecode.attention import cuda
 from hpcdecode.attention.base import KvCache
 from hpcdecode.attention.open import by_kernels
 from hpcdecode.attention.shapes import MixerShape, attention_shapes, recurrent_shapes
@@ -43,12 +46,7 @@ def measure_swap(options: EngineOptions, team: Team, setup: Setup) -> None:
 
 def obstacle(team: Team, setup: Setup) -> str:
     """Return what keeps K and V of whole sequences from tiers, or nothing."""
-    if why := _obstacle_anywhere(team, bool(recurrent_shapes(setup.shapes))):
-        return why
-    shapes = attention_shapes(setup.shapes)
-    if _on_gpus(team) and by_kernels(shapes, setup.kv_dtype):
-        return "with KV caches on GPUs that kernels of their own attend to"
-    return ""
+    return _obstacle_anywhere(team, bool(recurrent_shapes(setup.shapes)))
 
 
 def page_obstacle(team: Team, keeps_states: bool) -> str:
@@ -72,7 +70,10 @@ def _block_bytes(own: Sequence[MixerShape], setup: Setup, device: str) -> int:
     """Return the bytes of a block over all layers of a KV cache on a device."""
     if device == "cpu":
         return round(bytes_per_token(own, setup.kv_dtype, setup.block_tokens) * setup.block_tokens)
-    return setup.block_tokens * sum(layer_bytes(shape, setup.kv_dtype) for shape in attention_shapes(own))
+    shapes = attention_shapes(own)
+    if by_kernels(shapes, setup.kv_dtype, device):
+        return cuda.block_bytes(shapes, setup.kv_dtype, setup.block_tokens, torch.device(device))
+    return setup.block_tokens * sum(layer_bytes(shape, setup.kv_dtype) for shape in shapes)
 
 
 def _measure(options: EngineOptions, team: Team, setup: Setup, specs: Sequence[TierSpec]) -> None:

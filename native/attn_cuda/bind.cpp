@@ -1,5 +1,6 @@
 // The Python module hpcdecode._attn_cuda, and hpcdecode._attn_cuda_emulated, whose device is this machine's memory.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -36,6 +37,19 @@ void attend(KvCache& e, int layer, nb::handle slots, nb::handle counts, nb::hand
     nb::gil_scoped_release unlocked;
     e.attend(layer, s.slots.data, s.counts.data, s.slots.size, in, result, sinks.is_none() ? nullptr : &extra,
              stream_of(stream));
+}
+
+// Returns the blocks of every layer as a tensor of torch, which keeps the KV cache.
+nb::list memory(nb::handle self) {
+    const KvCache& e = nb::cast<const KvCache&>(self);
+    nb::list found;
+    for (const LayerArgs& layer : e.layers()) {
+        const size_t shape[] = {static_cast<size_t>(e.table().block_count()),
+                                static_cast<size_t>(layer.head.block_bytes)};
+        found.append(nb::ndarray<nb::pytorch, uint8_t>(layer.base, 2, shape, self, nullptr, nb::dtype<uint8_t>(),
+                                                       kDeviceType, e.device()));
+    }
+    return found;
 }
 
 void release(KvCache& e, nb::handle slots) {
@@ -112,6 +126,9 @@ Args:
         .def("truncate", &KvCache::truncate, nb::arg("slot"), nb::arg("length"),
              "Drop the positions of a slot from length on.")
         .def("length", &KvCache::length, nb::arg("slot"), "Return the number of positions that an open slot holds.")
+        .def("blocks", &KvCache::blocks, nb::arg("slot"), "Return the ids of an open slot's blocks, in order.")
+        .def("memory", &memory, nb::sig("def memory(self) -> list[object]"),
+             "Return the blocks of each layer, torch.uint8 [blocks, bytes] on the device.")
         .def("check", &KvCache::check, R"(Check that every block is free or referenced, and counted right.
 
 Raises:

@@ -9,6 +9,7 @@
 #include "block_table.h"
 #include "device.h"
 #include "latent_api.h"
+#include "layout.h"
 #include "matrix.h"
 
 namespace hpcdecode {
@@ -19,11 +20,6 @@ struct KvCacheOptions {
     int max_sequences, block_tokens;
     int device;
 };
-
-// Return the layers' layouts, and the bytes of a block over all of them. Throw std::invalid_argument for shapes or
-// types without kernels.
-std::vector<LayerArgs> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens);
-size_t bytes_per_block(const std::vector<LayerArgs>& layers);
 
 // Returns whether there are kernels for these layers, and room for them in the shared memory of a device's blocks.
 bool serves(const std::vector<LayerShape>& layers, KvType type, int device);
@@ -48,7 +44,11 @@ class KvCache {
     int64_t length(int slot);
     void check();
 
+    std::vector<int32_t> blocks(int slot);
+
     const BlockTable& table() const { return table_; }
+    const std::vector<LayerArgs>& layers() const { return layers_; }  // a layer's blocks lie one after the other
+    int device() const { return device_; }
     size_t bytes() const { return arena_.size(); }
     int64_t bytes_read() const { return bytes_read_; }
 

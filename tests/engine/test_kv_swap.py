@@ -9,8 +9,11 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
+from hpcdecode.attention import cuda
 from hpcdecode.attention.host import HostKvCache
+from hpcdecode.attention.hybrid import HybridKvCache
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.swapped_blocks import blocks_of
@@ -96,12 +99,14 @@ def tables(*rows):
     return np.array(rows, np.int32)
 
 
-@pytest.mark.parametrize("backend", ["attn_cpu", "torch"])
+@pytest.mark.parametrize("backend", ["attn_cpu", "torch", "attn_cuda"])
 @pytest.mark.parametrize(
     ("kind", "shapes"),
     [("float32", SHAPES), ("bfloat16", SHAPES), ("int8", SHAPES), ("int4", SHAPES), ("int8", LATENT)],
 )
 def test_what_comes_back_attends_to_the_same_bits(tmp_path, kind, shapes, backend):
+    if backend == "attn_cuda" and shapes is LATENT:
+        kind = "bfloat16"  # which its kernels have
     kv_cache = opened(kind, shapes, backend=backend)
     filled(kv_cache, [1, 64, 1500, 777])
     kv_cache.fork(2, 4)  # what is shared moves whole
@@ -239,12 +244,16 @@ def test_blocks_that_a_slot_does_not_hold_are_not_copied():
         native.copy_out(1, 0, block)
 
 
-def test_blocks_of_a_cache_in_torch_are_those_of_a_slot():
-    """On the device of hosts; and not those of caches that kernels alone can read."""
-    kv_cache = opened("k8v4", backend="torch")
+@pytest.mark.parametrize("backend", ["torch", "attn_cuda"])
+def test_blocks_of_a_cache_on_a_device_are_those_of_a_slot(backend):
+    """On the device of hosts; and not those of caches that keep states beside K and V."""
+    kv_cache = opened("k8v4", backend=backend)
     filled(kv_cache, [100, 200])
     blocks = blocks_of(HostKvCache(kv_cache, "cpu"))
-    assert blocks.block_bytes == 64 * sum(layer_bytes(shape, "k8v4") for shape in SHAPES)
+    expected = 64 * sum(layer_bytes(shape, "k8v4") for shape in SHAPES)
+    if backend == "attn_cuda":
+        expected = cuda.block_bytes(SHAPES, "k8v4", 64, torch.device("cpu"))
+    assert blocks.block_bytes == expected
     data = blocks.memory(2 * blocks.block_bytes)
     before = attended(kv_cache, 1)
     blocks.copy_out(1, 2, data)()
@@ -262,4 +271,4 @@ def test_blocks_of_a_cache_in_torch_are_those_of_a_slot():
     with pytest.raises(ValueError, match="expected a multiple of"):
         blocks.copy_out(5, 0, data[1:])
     with pytest.raises(InvariantViolation, match="whose blocks can be read"):
-        KvSwap(opened(backend="attn_cuda"), [])
+        KvSwap(HybridKvCache([SHAPES[0]], kv_cache, None, 64, 64, 64), [])
