@@ -12,7 +12,7 @@ fi
 failed=0
 for header in $(find . -name '*.h' | sort); do
   case $header in
-    ./kv/tensor.h | ./attn_cpu/bind_blocks.h | ./attn_cpu/bind_pages.h | ./attn_cpu/bind_states.h | ./ops_cpu/bind_products.h | ./attn_cuda/block_device.h | ./attn_cuda/launch.h) continue ;;
+    ./kv/tensor.h | */bind_*.h | ./attn_cuda/block_device.h | ./attn_cuda/launch.h) continue ;;
     ./attn_cpu/kernels/vec_neon.h) [ -n "$best" ] && continue || flags='' ;;
     *avx* | *bf16* | *quad* | *pair* | *tile*.h) [ -n "$best" ] || continue; flags=$best ;;
     ./attn_cpu/kernels/vec_generic.h) flags=$baseline ;;
