@@ -1,7 +1,7 @@
 """The KV cache in torch on any device: the host keeps the block table, torch's operations attend.
 
-It serves what `attn_cuda` has no kernels for: latents, and V heads of more than 256 dims. On the CPU it runs as on a
-GPU.
+It serves what `attn_cuda` has no kernels for: int8 latents, and V heads of more than 256 dims. On the CPU it runs as
+on a GPU.
 """
 
 from __future__ import annotations
