@@ -63,6 +63,12 @@ def prefixes() -> AbstractContextManager:
     return patch.object(Prefix, "begins", begins)
 
 
+def adapters() -> AbstractContextManager:
+    """Let prompts share a prefix whichever adapter it was prefilled with."""
+    begins = Prefix.begins
+    return patch.object(Prefix, "begins", lambda self, ids, _: begins(self, ids, self.adapter))
+
+
 def resume() -> AbstractContextManager:
     """Take the row after a finished one for finished too."""
     done = EarlierRun.done
@@ -71,5 +77,5 @@ def resume() -> AbstractContextManager:
 
 
 MUTATIONS: dict[str, Callable[[], AbstractContextManager]] = {
-    f.__name__: f for f in (inputs, scheduler, placement, prefixes, resume)
+    f.__name__: f for f in (inputs, scheduler, placement, prefixes, adapters, resume)
 }

@@ -45,10 +45,11 @@ def test_6_mixes_of_scores(tmp_path):
     same(run_mixes(tmp_path, "demo=demo", 6, 200, "--score", "--rows", 8, seconds=300), 6)
 
 
-def test_6_mixes_of_adapters(tmp_path):
-    """Rows without an adapter run alone without any."""
-    result = run_mixes(tmp_path, "demo=demo", 6, 300, "--adapters", "--rows", 8, seconds=300)
-    same(result, 6)
+def test_a_mix_of_adapters(tmp_path):
+    """Rows without an adapter run alone without any; steps are fused, or are not."""
+    mix = CORPUS[0].parent / "adapters/all_ways_on.json"
+    result = run_mixes(tmp_path, "demo=demo", 0, 0, "--adapters", "--corpus", mix, ranks=3, seconds=300)
+    same(result, 1)
     assert int(re.search(r"(\d+) of them with adapters", result.stdout)[1]) > 0
 
 
@@ -66,8 +67,9 @@ def chunked(folder: Path) -> Path:
     return save(tiny("llama4_text", **text), folder)
 
 
-def test_4_mixes_of_attention_in_chunks(tmp_path):
-    same(run_mixes(tmp_path, f"llama4={chunked(tmp_path / 'model')}", 4, 400, "--rows", 8, seconds=300), 4)
+def test_a_mix_of_attention_in_chunks(tmp_path):
+    model, mix = chunked(tmp_path / "model"), CORPUS[0].parent / "chunks/beyond_one.json"
+    same(run_mixes(tmp_path, f"llama4={model}", 0, 0, "--corpus", mix, ranks=3, seconds=300), 1)
 
 
 @pytest.mark.full
@@ -114,6 +116,7 @@ def test_mixes_of_members_with_states(tmp_path, name):
 @pytest.mark.full
 @pytest.mark.parametrize("mutation", sorted(MUTATIONS))
 def test_a_mutation_is_found(tmp_path, mutation):
-    result = run_mixes(tmp_path, "demo=demo", 300, 106, "--mutation", mutation, ranks=1, seconds=1800)
+    options = ["--adapters"] * (mutation == "adapters")
+    result = run_mixes(tmp_path, "demo=demo", 300, 106, "--mutation", mutation, *options, ranks=1, seconds=1800)
     assert result.returncode == 1, result.stdout[-2000:]
     print(f"{mutation}: found by mix", re.search(r"mix (\d+)", result.stdout)[1])
