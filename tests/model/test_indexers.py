@@ -32,7 +32,7 @@ def config(kind, **values):
     return getattr(transformers, f"{kind}Config")(**{**LATENT, **INDEX, **CONFIGS[kind], **values})
 
 
-@pytest.mark.parametrize("topk", [8, 24, 64, 256])
+@pytest.mark.parametrize("topk", [8, 64, 256])  # of sequences of 130 and 37 tokens
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_are_those_of_transformers(kind, topk, tmp_path):
     whole = save_whole(config(kind, index_topk=topk), tmp_path)
