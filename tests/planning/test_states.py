@@ -7,6 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from hpcdecode.attention.base import KV_DTYPES
 from hpcdecode.attention.shapes import IndexerShape, LayerShape, RecurrentShape
 from hpcdecode.attention.sizes import ENDLESS_BLOCK
 from hpcdecode.cli import main
@@ -19,7 +20,7 @@ from hpcdecode.planning.fit import Sample, fit, predicted
 from hpcdecode.planning.group_shape import ONE, tried
 from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LinkSpeed, device
 from hpcdecode.planning.kv_unit import TOKENS, KvUnit
-from hpcdecode.planning.layer_work import of_member
+from hpcdecode.planning.layer_work import device_kv_bytes, kv_bytes, of_member
 from hpcdecode.planning.layout_planner import GroupWishes, planned_layout
 from hpcdecode.planning.layouts import RanksAlike, replicas, split
 from hpcdecode.planning.model_size import ModelSize
@@ -178,6 +179,14 @@ def test_no_rank_runs_indexers_beside_a_gpu():
     for kv_dtype in ("int4", "k8v4"):
         with pytest.raises(UserError, match=f"--kv-dtype {kv_dtype}: expected one of"):
             cluster(MLA, H100, 2, EPYC, 4, kv_dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_kernels_of_a_gpu_read_k_and_v_once(kv_dtype):
+    """Of the data types in few bits, too; torch's operations, which wide V takes, move several times as much."""
+    wide = replace(FULL_ATTENTION, v_dim=512)
+    assert device_kv_bytes([FULL_ATTENTION], kv_dtype) == kv_bytes([FULL_ATTENTION], kv_dtype)
+    assert device_kv_bytes([wide], kv_dtype) > 4 * kv_bytes([wide], kv_dtype)
 
 
 @pytest.mark.parametrize(("state_load", "expected"), [(0, [1, 7]), (10_000, [4, 4])])
