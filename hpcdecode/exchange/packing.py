@@ -14,7 +14,7 @@ from hpcdecode.exchange.base import side_by_side
 from hpcdecode.exchange.memory import Message
 from hpcdecode.exchange.partition import RankColumns
 
-_FEW_BYTES = 64 << 10  # beyond it torch's threads copy faster
+_FEW_BYTES = 256 << 10  # beyond it torch's threads copy faster, if there are several
 
 
 class Packing:
@@ -56,7 +56,7 @@ class Packing:
 
 
 class _FewRows:
-    """Copies of so few rows that a call of torch takes longer than the bytes.
+    """Copies of rows by one thread, which takes less time than calls of torch where rows are few.
 
     Args:
         rows: of the matrices, for each packed row.
@@ -93,7 +93,8 @@ class _FewRows:
 
 def _are_few(packed: Tensor, device: torch.device) -> bool:
     """Return whether rows are copied here, in host memory."""
-    return device.type == packed.device.type == "cpu" and packed.nbytes <= _FEW_BYTES
+    copied_faster = packed.nbytes <= _FEW_BYTES or torch.get_num_threads() == 1
+    return device.type == packed.device.type == "cpu" and copied_faster
 
 
 def _merged(views: Sequence[Tensor]) -> Tensor:
