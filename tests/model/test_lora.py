@@ -71,6 +71,20 @@ def test_logits_and_greedy_tokens_are_those_of_the_merged_model(name, checkpoint
     assert list(out[0].outputs[0].token_ids) == tokens[len(IDS) :].tolist()
 
 
+@pytest.mark.parametrize(("name", "module", "says"), [("gpt2", "attn.c_proj", False), ("llama2", "o_proj", True)])
+def test_the_model_decides_how_a_square_weight_is_stored(name, module, says, checkpoint, tmp_path):
+    """PEFT sets a `fan_in_fan_out` right that is not that of the layer's class; the shape alone would not tell."""
+    path = checkpoint(name)
+    folder = adapter(path, tmp_path, target_modules=[module], r=4, fan_in_fan_out=not says)
+    (config,) = tmp_path.rglob("adapter_config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"fan_in_fan_out": says}))
+    with torch.no_grad():
+        expected = theirs(path, folder).eval()(torch.tensor([IDS])).logits[0]
+    own = logits(path, folder)
+    close(own, expected)
+    assert (own - logits(path, None)).abs().max() > 1e-3
+
+
 def fp8(stem, weight):
     scale = weight.abs().max() / 400
     codes = (weight / scale).to(torch.float8_e4m3fn)

@@ -103,9 +103,14 @@ def _check(name: str, folder: str, module: str, weight: fx.Node, update: LoraUpd
     """Raise UserError unless an update fits the weight, and it projects tokens."""
     if _projected(weight) is None:
         raise _refused(name, folder, f"projections of tokens in layers, got {module!r:.200}, which is none")
-    shape, expected = (update.b.shape[0], update.a.shape[1]), tensor_meta(weight).one_token
-    if expected != (shape[::-1] if update.turned else shape):
+    shape, expected = update.shape(is_turned(weight)), tensor_meta(weight).one_token
+    if expected != shape:
         raise _refused(name, folder, f"{module!r:.200} of shape {list(expected)}, got an update of {list(shape)}")
+
+
+def is_turned(weight: fx.Node) -> bool:
+    """Return whether a weight is stored as [in, out], as layers of the class Conv1D have it."""
+    return any(node.target is aten.addmm.default and node.args[2] is weight for node in weight.users)
 
 
 def _projected(weight: fx.Node) -> Projected | None:

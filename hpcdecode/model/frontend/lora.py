@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,18 +44,20 @@ class LoraUpdate(NamedTuple):
         a: A, [rank, in].
         b: B, [out, rank].
         scale: What B A is multiplied by.
-        turned: Whether the weight is stored as [in, out].
     """
 
     a: StoredTensor
     b: StoredTensor
     scale: float
-    turned: bool
+
+    def shape(self, turned: bool) -> tuple[int, int]:
+        """Return the shape of the weight, [out, in], or [in, out] if it is stored turned."""
+        outputs, inputs = self.b.shape[0], self.a.shape[1]
+        return (inputs, outputs) if turned else (outputs, inputs)
 
     def __call__(self) -> Tensor:
-        """Return scale * B A in float32, in the order of the weight."""
-        made = (self.b().float() @ self.a().float()).mul_(self.scale)
-        return made.t() if self.turned else made
+        """Return scale * B A in float32, [out, in]."""
+        return (self.b().float() @ self.a().float()).mul_(self.scale)
 
 
 class MergedTensor:
@@ -67,10 +69,11 @@ class MergedTensor:
         shape: Its shape.
     """
 
-    __slots__ = ("_folder", "_module", "_stored", "_update", "dtype", "mapped", "shape")
+    __slots__ = ("_folder", "_module", "_stored", "_turned", "_update", "dtype", "mapped", "shape")
 
-    def __init__(self, stored: CheckpointTensor, update: LoraUpdate, folder: Path, module: str):
-        self._stored, self._update, self._folder, self._module = stored, update, folder, module
+    def __init__(self, stored: CheckpointTensor, update: LoraUpdate, turned: bool, folder: Path, module: str):
+        self._stored, self._update, self._turned = stored, update, turned
+        self._folder, self._module = folder, module
         self.mapped, self.dtype, self.shape = stored.mapped, "F32", stored.shape
 
     def __call__(self) -> Tensor:
@@ -85,15 +88,19 @@ class MergedTensor:
             raise refused(
                 self._folder, f"finite numbers, got others in an update of {self._module!r:.200} times {scale:.4g}"
             )
-        return torch.add(self._stored().float(), update)
+        return torch.add(self._stored().float(), update.t() if self._turned else update)
 
 
-def merged(tensors: Mapping[str, CheckpointTensor], sources: Sources, folder: Path) -> dict[str, CheckpointTensor]:
+def merged(
+    tensors: Mapping[str, CheckpointTensor], sources: Sources, turned: Collection[str], folder: Path
+) -> dict[str, CheckpointTensor]:
     """Return the tensors of a checkpoint with an adapter merged into them, which happens when they are read.
 
     Args:
         tensors: Tensors by the keys of the checkpoint, unquantised.
         sources: Which of them make up each weight of the model.
+        turned: Names of the weights that the model stores as [in, out]. As in PEFT it is the model that decides,
+            whatever `fan_in_fan_out` says.
         folder: Directory of the adapter.
 
     Raises:
@@ -109,11 +116,11 @@ def merged(tensors: Mapping[str, CheckpointTensor], sources: Sources, folder: Pa
             raise refused(folder, f"weights of one use each, got {module!r:.200}, which is tied to another weight")
         if key not in uses:
             raise refused(folder, f"weights of the model, got {module!r:.200}, which it does not have")
-        expected = tensors[key].shape
-        shape = (update.b.shape[0], update.a.shape[1])
-        if expected != (shape[::-1] if update.turned else shape):
-            raise refused(folder, f"{module!r:.200} of shape {list(expected)}, got an update of {list(shape)}")
-        found[key] = MergedTensor(tensors[key], update, folder, module)
+        expected, is_turned = tensors[key].shape, name in turned
+        if expected != update.shape(is_turned):
+            shape = list(update.shape(is_turned))
+            raise refused(folder, f"{module!r:.200} of shape {list(expected)}, got an update of {shape}")
+        found[key] = MergedTensor(tensors[key], update, is_turned, folder, module)
     return found
 
 
@@ -177,7 +184,7 @@ def update_of(folder: Path, stated: Mapping[str, Any], module: str, own: Mapping
             f"{list(a.shape)} and {b.dtype} {list(b.shape)}",
         )
     scale = alpha / (math.sqrt(rank) if stated.get("use_rslora") else rank)
-    return LoraUpdate(a, b, scale, bool(stated.get("fan_in_fan_out")))
+    return LoraUpdate(a, b, scale)
 
 
 def pattern_value(folder: Path, stated: Mapping[str, Any], name: str, module: str, default: object) -> Any:

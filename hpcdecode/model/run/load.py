@@ -14,7 +14,7 @@ import torch
 from hpcdecode.attention.base import isa
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.absorb import absorb
-from hpcdecode.model.frontend.adapters import add_adapters
+from hpcdecode.model.frontend.adapters import add_adapters, is_turned
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import holds_weights, open_checkpoint
 from hpcdecode.model.frontend.choose import has_indexers, join_indexers, leave_out_indexers
@@ -294,7 +294,8 @@ def bound_weights(
     refuse_unread(tensors, sources, wanted, scheme)
     keys = {weight_key(own, node): tensor_meta(node) for node in own.weights if node.users}
     if lora is not None:
-        tensors = merged(tensors, sources, Path(lora))
+        turned = {name for node, name in traced.weights.items() if is_turned(node)}
+        tensors = merged(tensors, sources, turned, Path(lora))
     if adapters:
         add_adapters(own, adapters, sources)
     return Weights(folder, tensors, sources, keys, device)
