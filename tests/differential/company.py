@@ -10,8 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 from mpi4py import MPI
 
 from hpcdecode.attention.shapes import attention_shapes, state_bytes
@@ -19,7 +17,6 @@ from hpcdecode.config import Job
 from hpcdecode.data.prompts import first_rows
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results import writer as results
-from hpcdecode.data.results.layout import OFFSETS, RAGGED
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.generate import ROW_ERRORS, generate
@@ -28,6 +25,7 @@ from hpcdecode.mpi.collectives import broadcast
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import DRAINED
+from tests.differential.contents import Contents, Mix, contents
 from tests.support.fusing import fusing
 from tests.support.preemption import hasty
 from tests.support.rotating import spoilt_frames
@@ -36,10 +34,6 @@ from tests.support.swapping import TIERS, free_moves
 
 WORLD = MPI.COMM_WORLD
 STALL_SECONDS = 60
-Mix = dict[str, Any]
-Contents = dict[str, dict[str, Any]]  # columns of "rows" and of "errors", by name
-
-
 MIN_ROTATED, MOST_ROTATED = 1 << 22, 1 << 28  # bytes of KV cache
 STATE_TOKENS = 64  # tokens whose memory has room for one state beside them
 
@@ -243,84 +237,3 @@ class Company:
 
     def _write(self, lines: list[str], name: str) -> None:
         (self.folder / name).write_text("\n".join(lines) + "\n")
-
-
-def contents(path: Path) -> Contents:
-    """All that a complete results file holds of rows and errors, but the times."""
-    with h5py.File(path) as file:
-        assert file.attrs["complete"]
-        return {
-            group: {name: data[:] for name, data in file[group].items() if not name.endswith("_at")}
-            for group in ("rows", "errors")
-        }
-
-
-def difference(mix: Mix, whole: Contents, alone: dict[int, Contents], tolerance: float) -> str:
-    """How rows in company differ from those alone; empty if they do not.
-
-    Args:
-        whole: of the job.
-        alone: by line.
-        tolerance: most that log-probabilities may differ.
-    """
-    found = []
-    for line in range(1, len(mix["rows"]) + 1):
-        one = alone[line]
-        for group in ("rows", "errors"):
-            mine, own = of_line(whole, group, line), of_line(one, group, line)
-            for name in sorted(mine.keys() | own.keys()):
-                if not same(mine.get(name), own.get(name), tolerance):
-                    found.append(f"line {line}: {name}: {mine.get(name)!r} in company, {own.get(name)!r} alone")
-    lines = set(whole["rows"]["line"].tolist()) | set(whole["errors"]["line"].tolist())
-    if lines != set(range(1, len(mix["rows"]) + 1)):
-        found.append(f"lines {sorted(lines)}")
-    return "\n".join(found)
-
-
-def of_line(held: Contents, group: str, line: int) -> dict[str, Any]:
-    """The columns of a line's samples, without what fills up columns that only other rows have values for."""
-    columns = held[group]
-    rows = np.flatnonzero(columns["line"] == line)
-    cut: dict[str, Any] = {}
-    for name, values in columns.items():
-        if name in RAGGED:
-            continue
-        if group == "errors" or name not in OFFSETS:
-            cut[name] = values[rows]
-        else:
-            ends = columns[OFFSETS[name]]
-            cut[name] = [_held(values[ends[row] : ends[row + 1]]) for row in rows]
-    return {name: value for name, value in cut.items() if not _nothing(value)}
-
-
-def _held(values: np.ndarray) -> np.ndarray:
-    """Entries without the columns in which no token has a value."""
-    if values.ndim == 1:
-        return values
-    missing = np.isnan(values) if values.dtype.kind == "f" else values == -1
-    return values[:, ~missing.all(axis=0)]
-
-
-def _nothing(value: Any) -> bool:
-    parts = [np.asarray(part) for part in (value if isinstance(value, list) else [value])]
-    return all(
-        part.size == 0 or bool(np.isnan(part).all() if part.dtype.kind == "f" else _empty(part)) for part in parts
-    )
-
-
-def _empty(texts: np.ndarray) -> bool:
-    """Whether they are texts without a character, such as of prompts that are token ids."""
-    return texts.dtype == object and not any(texts)
-
-
-def same(mine: Any, own: Any, tolerance: float) -> bool:
-    """Whether two columns are equal; floats may differ by `tolerance`."""
-    if mine is None or own is None:
-        return mine is own
-    if isinstance(mine, list):
-        return len(mine) == len(own) and all(same(a, b, tolerance) for a, b in zip(mine, own, strict=True))
-    if mine.shape != own.shape:
-        return False
-    if mine.dtype.kind != "f":
-        return bool((mine == own).all())
-    return bool(np.allclose(mine, own, rtol=0, atol=tolerance, equal_nan=True))

@@ -22,7 +22,8 @@ from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa
 from hpcdecode.mpi.collectives import broadcast
 from hpcdecode.system.model_path import find_model
-from tests.differential.company import Company, Contents, difference
+from tests.differential.company import Company
+from tests.differential.contents import Contents, difference
 from tests.differential.mixes import mixes, scored_mixes
 from tests.differential.mutations import MUTATIONS
 from tests.support.fusing import Fused

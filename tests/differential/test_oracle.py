@@ -15,7 +15,8 @@ from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.system.model_path import find_model
-from tests.differential.company import Company, Mix
+from tests.differential.company import Company
+from tests.differential.contents import Mix
 from tests.differential.mixes import mixes
 from tests.differential.oracle import Oracle
 
