@@ -240,6 +240,7 @@ def test_gpu_memory_bounds_what_torch_and_the_kv_cache_take_together(monkeypatch
     monkeypatch.setattr(
         attention_cuda, "block_bytes", lambda shapes, kv_dtype, block_tokens, device: 256 * block_tokens
     )
+    monkeypatch.setattr(attention_cuda, "serves", lambda shapes, kv_dtype, device: shapes[0].v_dim <= 256)
 
     def room(own: str, kv_dtype: str = "bfloat16", nbytes: int = 256, shape: LayerShape = shape, **flags) -> float:
         """GiB of the KV cache."""
