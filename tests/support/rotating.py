@@ -13,7 +13,7 @@ from unittest.mock import patch
 from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import native_shapes
 from hpcdecode.attention.page_sizes import PageSizes
-from hpcdecode.attention.pages import Pages
+from hpcdecode.attention.page_store import PageStore
 from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.system.swap_tiers import ALIGNMENT, FileTier, HostTier
 
@@ -78,13 +78,12 @@ class FaultyTier(HostTier):
 
 @contextmanager
 def spoilt_frames() -> Iterator[None]:
-    """Have frames hold nothing that can be used once their pages have gone: NaN in every data type."""
-    drop = Pages._drop
+    """Have a frame hold nothing that can be used but what is read of its new page: NaN in every data type."""
+    read = PageStore.read
 
-    def spoilt(self: Pages, layer: int, part: int) -> None:
-        frame = int(self._frame[layer, part])
-        drop(self, layer, part)
-        self._store._memory[frame][:] = 0xFF
+    def spoilt(self: PageStore, move: _attn_cpu.PageMove) -> int:
+        self._memory[move.frame][:] = 0xFF
+        return read(self, move)
 
-    with patch.object(Pages, "_drop", spoilt):
+    with patch.object(PageStore, "read", spoilt):
         yield
