@@ -58,7 +58,9 @@ class Grammars:
         Raises:
             RowProblem: If it does not compile, or llguidance is not installed.
         """
-        return Matcher(self._state(asked).deep_copy())
+        state = self._state(asked)
+        assert self._tokenizer is not None, "what is compiled has a tokenizer"
+        return Matcher(state.deep_copy(), self._tokenizer.vocab_size)
 
     def _state(self, asked: dict[str, Any]) -> LLMatcher:
         """Return the compiled grammar; compile it at its first use."""

@@ -210,3 +210,16 @@ def test_a_grammar_beyond_the_bounds_costs_its_row_alone_and_once(tokenizer, pro
         tokenizer.check_params(params)
     assert time.monotonic() - begin < 1
     tokenizer.check_params(SamplingParams(structured_outputs={"regex": "[a-f]+"}))
+
+
+def test_a_model_with_fewer_tokens_than_its_tokenizer(tokenizer):
+    """Its rows follow their grammars with those that it has, and are told if none of them may come next."""
+    asked = {"choice": ["yes"]}
+    whole = tokenizer.grammars.matcher(asked).allowed([], VOCAB)
+    first = int(whole.nonzero()[0][0])
+    for tokens in (first + 1, VOCAB - 40, VOCAB - 1):
+        matcher = tokenizer.grammars.matcher(asked)
+        assert np.array_equal(matcher.allowed([], tokens), whole[:tokens]) and matcher.problem is None
+    matcher = tokenizer.grammars.matcher(asked)
+    matcher.allowed([], first)
+    assert matcher.problem == f"none of the model's {first} tokens may come next"
