@@ -210,13 +210,17 @@ def device_capacity(
     attend, of_states = attention_shapes(layers), state_bytes(layers)
     if not attend:
         return nbytes // of_states * (state_tokens + block_tokens)
-    if by_kernels(attend, kv_dtype, device):
-        block: float = cuda.block_bytes(attend, kv_dtype, block_tokens, device)
-    else:
-        block = block_tokens * sum(layer_bytes(shape, kv_dtype) for shape in attend)
+    block = block_bytes(attend, kv_dtype, block_tokens, device)
     if of_states:
         block += block_tokens * of_states / state_tokens
     return int(nbytes // block) * block_tokens
+
+
+def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, device: torch.device) -> float:
+    """Return the bytes of a block, over all layers that attend, of a cache by `open_on_device`."""
+    if by_kernels(layers, kv_dtype, device):
+        return cuda.block_bytes(layers, kv_dtype, block_tokens, device)
+    return block_tokens * sum(layer_bytes(shape, kv_dtype) for shape in layers)
 
 
 def torch_bytes(layers: Sequence[MixerShape], kv_dtype: str, device: torch.device | str) -> bool:

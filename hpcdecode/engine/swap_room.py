@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from hpcdecode.attention import cuda
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.open import by_kernels
+from hpcdecode.attention.open import block_bytes
 from hpcdecode.attention.shapes import MixerShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.attention.swapped_blocks import blocks_of
-from hpcdecode.attention.torch_rows import layer_bytes
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks, chunk_bytes
 from hpcdecode.engine.setup import Setup, partition_of, together
@@ -70,10 +68,7 @@ def _block_bytes(own: Sequence[MixerShape], setup: Setup, device: str) -> int:
     """Return the bytes of a block over all layers of a KV cache on a device."""
     if device == "cpu":
         return round(bytes_per_token(own, setup.kv_dtype, setup.block_tokens) * setup.block_tokens)
-    shapes = attention_shapes(own)
-    if by_kernels(shapes, setup.kv_dtype, device):
-        return cuda.block_bytes(shapes, setup.kv_dtype, setup.block_tokens, torch.device(device))
-    return setup.block_tokens * sum(layer_bytes(shape, setup.kv_dtype) for shape in shapes)
+    return round(block_bytes(attention_shapes(own), setup.kv_dtype, setup.block_tokens, torch.device(device)))
 
 
 def _measure(options: EngineOptions, team: Team, setup: Setup, specs: Sequence[TierSpec]) -> None:

@@ -72,8 +72,7 @@ class _FewRows:
 
     def gather(self, blocks: Sequence[Tensor]) -> bool:
         """Write the rows of blocks side by side to the packed ones; return whether that was possible."""
-        if len(blocks[0]) <= self._last:
-            raise IndexError(f"rows: expected more than {self._last}, got {len(blocks[0])}")
+        self._require_rows(blocks[0])
         if self._there is None:
             size = self._size
             widths = [size * block.shape[1] for block in blocks]
@@ -82,9 +81,12 @@ class _FewRows:
 
     def scatter(self, out: Tensor) -> bool:
         """Write the answers to the rows of out; return whether that was possible."""
-        if len(out) <= self._last:
-            raise IndexError(f"rows: expected more than {self._last}, got {len(out)}")
+        self._require_rows(out)
         return self._back.scatter([out.data_ptr()], [out.stride()], self._size)
+
+    def _require_rows(self, matrix: Tensor) -> None:
+        if len(matrix) <= self._last:
+            raise IndexError(f"rows: expected more than {self._last}, got {len(matrix)}")
 
     def _bytes(self, matrix: Tensor) -> tuple[int, list[int]]:
         """Return the bytes from row to row, and of a row."""

@@ -24,7 +24,7 @@ from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.paged_cache import paged_cache
-from hpcdecode.planning.steady_lane import NoLink, NoSink, SteadyScheduler
+from hpcdecode.planning.steady_lane import NoLink, NoSink, steady_schedulers
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad, seconds_since
 from hpcdecode.planning.steady_slots import attention_of, fill_slots, places_of, truncate_slot
 from hpcdecode.ranks.team import Team
@@ -198,8 +198,7 @@ class Steady:
         worker: AttentionWorker | None = None,
     ) -> OperationSeconds:
         """Run the S-rank's lanes to their end; return the seconds of a step, without the first."""
-        places = [(rank, slot) for rank, slot in places_of(load, self.parts).tolist()]
-        schedulers = [SteadyScheduler(lane, load, places, self.parts) for lane in range(load.lanes)]
+        schedulers = steady_schedulers(load, self.parts)
         before: OperationSeconds = {}
         schedulers[0].before_second_step = lambda: before.update(timeline.shares())
         prompts = self._prompt_attention(model, worker)

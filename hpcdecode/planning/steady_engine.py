@@ -15,7 +15,7 @@ from hpcdecode.engine.programs import Program
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.engine.scale import Scale
 from hpcdecode.exchange.base import SLink
-from hpcdecode.planning.steady_lane import NoSink, SteadyScheduler
+from hpcdecode.planning.steady_lane import NoSink, steady_schedulers
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad, seconds_since
 from hpcdecode.planning.steady_slots import fill_slots, places_of
 from hpcdecode.requests.stops import Stops
@@ -48,7 +48,7 @@ class SteadyEngine(Engine):
         """Run the lanes of an S-rank."""
         before, steps = self._begin(), self._load.steps
         if self.team.place in self.team.homes:
-            schedulers = self._schedulers()
+            schedulers = steady_schedulers(self._load, len(self.team.pool))
             schedulers[0].before_second_step = lambda: before.update(self.timeline.shares())
             links, prompts = cast("Sequence[SLink]", self._work.links), self._open_prompts()
             s_rank = SRank(self.model, links, schedulers, NoSink(), Stops(), prompts, self.timeline, groups=groups)
@@ -71,11 +71,6 @@ class SteadyEngine(Engine):
         self.team.gather_all(0, int)
         self.timeline.enter("other")
         return self.timeline.shares()
-
-    def _schedulers(self) -> list[SteadyScheduler]:
-        load, parts = self._load, len(self.team.pool)
-        places = [(rank, slot) for rank, slot in places_of(load, parts).tolist()]
-        return [SteadyScheduler(lane, load, places, parts) for lane in range(load.lanes)]
 
     def _open_attention(self, lanes: Sequence[Lane]) -> AttentionWorker:
         """Return an attention worker with the sequences' K and V in its KV cache."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from hpcdecode.engine.desk import RankReport
 from hpcdecode.exchange.base import OnlyEnd
 from hpcdecode.planning.steady_load import SteadyLoad
+from hpcdecode.planning.steady_slots import places_of
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.sequence import Request, SequenceState
@@ -57,6 +58,12 @@ class SteadyScheduler(Scheduler):
         if self._steps == 2 and self.before_second_step:
             self.before_second_step()
         return super().next_step(now)
+
+
+def steady_schedulers(load: SteadyLoad, r_ranks: int) -> list[SteadyScheduler]:
+    """Return the schedulers of a load's lanes, whose sequences lie on so many R-ranks."""
+    places = [(rank, slot) for rank, slot in places_of(load, r_ranks).tolist()]
+    return [SteadyScheduler(lane, load, places, r_ranks) for lane in range(load.lanes)]
 
 
 class _PromptFeed:

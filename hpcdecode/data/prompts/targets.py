@@ -45,9 +45,7 @@ def scored_prompt(row: Row, scored: Continuations, tokenizer: Encoder, max_posit
         ids = _text_ids(row, tokenizer, max_positions)
         texts = [""] if row.prompt_token_ids is None else []  # the prompt's text is among the results already
         targets = list(windows(ids, max_positions))
-        made = Prompt(row.line, row.id, [], row.params, targets=targets, texts=texts)
-        made.adapter, made.lora = row.adapter, row.lora
-        return made
+        return _prompt(row, [], targets, texts)
     context, pairs = _pairs(row, scored, tokenizer)
     for index, ids in enumerate(pairs):
         _require_tokens(scored, index, ids)
@@ -55,9 +53,12 @@ def scored_prompt(row: Row, scored: Continuations, tokenizer: Encoder, max_posit
         _target(context, ids, sample, row.params.truncate_prompt_tokens, max_positions)
         for sample, ids in enumerate(pairs)
     ]
-    made = Prompt(row.line, row.id, context, row.params, targets=joined(targets), texts=scored.texts)
-    made.adapter, made.lora = row.adapter, row.lora
-    return made
+    return _prompt(row, context, joined(targets), scored.texts)
+
+
+def _prompt(row: Row, ids: list[int], targets: list[Target], texts: list[str]) -> Prompt:
+    about = row.line, row.id, ids, row.params
+    return Prompt(*about, targets=targets, texts=texts, adapter=row.adapter, lora=row.lora)
 
 
 def windows(token_ids: list[int], size: int) -> Iterator[Target]:

@@ -265,9 +265,8 @@ def _prompt(row: Row, ids: list[int] | None, tokenizer: Tokenizer, max_positions
     except RowProblem as e:
         return row_error(row.line, row.id, e)
     thinking = tokenizer.thinking(row.params, ids)
-    made = Prompt(row.line, row.id, ids, row.params, bad_word_ids=bad_word_ids, thinking=thinking)
-    made.adapter, made.lora = row.adapter, row.lora
-    return made
+    about = row.line, row.id, ids, row.params
+    return Prompt(*about, bad_word_ids=bad_word_ids, thinking=thinking, adapter=row.adapter, lora=row.lora)
 
 
 def _encode_alone(row: Row, tokenizer: Tokenizer, max_positions: int) -> list[int]:
