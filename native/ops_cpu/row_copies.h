@@ -20,30 +20,27 @@ class RowCopies {
     size_t matrices() const { return widths_.size(); }
 
     void gather(const std::vector<Rows>& matrices) const {
-        char* to = packed_.data;
-        for (int64_t row : rows_) {
-            char* cell = to;
-            for (size_t i = 0; i < matrices.size(); ++i) {
-                std::memcpy(cell, matrices[i].data + row * matrices[i].row_bytes, widths_[i]);
-                cell += widths_[i];
-            }
-            to += packed_.row_bytes;
-        }
+        each_cell(matrices, [](char* packed, char* row, int64_t bytes) { std::memcpy(packed, row, bytes); });
     }
 
     void scatter(const std::vector<Rows>& matrices) const {
-        const char* from = packed_.data;
-        for (int64_t row : rows_) {
-            const char* cell = from;
-            for (size_t i = 0; i < matrices.size(); ++i) {
-                std::memcpy(matrices[i].data + row * matrices[i].row_bytes, cell, widths_[i]);
-                cell += widths_[i];
-            }
-            from += packed_.row_bytes;
-        }
+        each_cell(matrices, [](char* packed, char* row, int64_t bytes) { std::memcpy(row, packed, bytes); });
     }
 
   private:
+    template <typename Copy>
+    void each_cell(const std::vector<Rows>& matrices, Copy copy) const {
+        char* packed = packed_.data;
+        for (int64_t row : rows_) {
+            char* cell = packed;
+            for (size_t i = 0; i < matrices.size(); ++i) {
+                copy(cell, matrices[i].data + row * matrices[i].row_bytes, widths_[i]);
+                cell += widths_[i];
+            }
+            packed += packed_.row_bytes;
+        }
+    }
+
     std::vector<int64_t> rows_;
     Rows packed_;
     std::vector<int64_t> widths_;
