@@ -96,6 +96,8 @@ class WeightForm(enum.Enum):
 
     q6_k = 8
 
+    bf16 = 9
+
 class BlockType(enum.Enum):
     """Blocks of weights in GGUF files."""
 

@@ -36,12 +36,14 @@ struct Products {
 constexpr int kFloors = 3;
 constexpr int kLeastRun = 16, kMostRuns = 16;  // of a rotation: numbers of a run, and runs
 
-// Of a form of weights in few bits, but `plain`.
+// Of a form of weights, but `plain`.
 using ExpandKernel = void (*)(const char* panel, int64_t inputs, uint32_t* out);
 struct FormKernels {
-    ExpandKernel expand[2];  // to a plain panel, by input type
-    TileKernel direct;       // tiles of bfloat16 that expand weights as they take them, or null
-    int direct_rows;         // of such a tile, at most
+    ExpandKernel expand[2];         // to a plain panel, by input type
+    TileKernel direct;              // tiles that expand weights as they take them, or null
+    int direct_rows;                // of such a tile, at most
+    Type direct_type = Type::bf16;  // of its inputs and outputs
+    bool always = false;            // whether such tiles serve more rows, too
 };
 
 struct KernelTable {

@@ -30,7 +30,7 @@ GateKernel gate_of(Type out, const std::string& isa, std::optional<Op> gate) {
 FormKernels kernels_of(Type in, Type out, const std::string& isa, WeightForm form) {
     if (!is_float(in) || form == WeightForm::plain) return {};
     FormKernels kernels = kernels_for(isa).forms[static_cast<int>(form)];
-    if (in != Type::bf16 || out != Type::bf16) kernels.direct = nullptr;
+    if (in != kernels.direct_type || out != kernels.direct_type) kernels.direct = nullptr;
     return kernels;
 }
 
@@ -42,9 +42,10 @@ int64_t words_of_panel(Type in, int64_t words, WeightForm form) {
 }  // namespace
 
 bool Product::offered(Type in, Type out, const std::string& isa, std::optional<Op> gate, WeightForm form) {
-    const bool expands = is_float(in) && kernels_of(in, out, isa, form).expand[static_cast<int>(in)] != nullptr;
-    return tiles_of(in, out, isa) != nullptr && (!gate || gate_of(out, isa, gate) != nullptr) &&
-           (form == WeightForm::plain || expands);
+    if (tiles_of(in, out, isa) == nullptr || (gate && gate_of(out, isa, gate) == nullptr)) return false;
+    if (form == WeightForm::plain || !is_float(in)) return form == WeightForm::plain;
+    const FormKernels kernels = kernels_of(in, out, isa, form);
+    return kernels.expand[static_cast<int>(in)] != nullptr || (kernels.direct != nullptr && kernels.always);
 }
 
 Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate,
@@ -58,6 +59,7 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
       columns_(gate ? kPanel / 2 : kPanel),
       tile_rows_(kernels_for(isa).products.rows[static_cast<int>(in)]),
       direct_rows_(kernels_of(in, out, isa, form).direct_rows),
+      always_direct_(kernels_of(in, out, isa, form).always),
       tiles_(tiles_of(in, out, isa)),
       direct_(kernels_of(in, out, isa, form).direct),
       expand_(!is_float(in) ? nullptr : kernels_of(in, out, isa, form).expand[static_cast<int>(in)]),

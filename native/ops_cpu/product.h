@@ -129,7 +129,7 @@ class Product {
     int64_t bytes(int64_t panel) const { return (gate_ != nullptr ? columns_ : columns(panel)) * out_size_; }
 
   private:
-    bool direct(int64_t rows) const { return direct_ != nullptr && rows <= direct_rows_; }
+    bool direct(int64_t rows) const { return direct_ != nullptr && (always_direct_ || rows <= direct_rows_); }
     int64_t blocks(int64_t rows) const;
     const uint32_t* expanded(const uint32_t* panel) const;
     template <class Visit>
@@ -139,6 +139,7 @@ class Product {
     int64_t words_, outputs_, heads_, head_panels_, panel_words_;  // outputs_, head_panels_: of a head
     int64_t out_size_, columns_;                                   // columns_: of `out`, of a panel
     int tile_rows_, direct_rows_;                                  // of a tile, at most
+    bool always_direct_;
     void (*tiles_)(const Tile&, int rows);
     void (*direct_)(const Tile&, int rows);                             // tiles of weights in few bits, or null
     void (*expand_)(const char* panel, int64_t inputs, uint32_t* out);  // or null: the weights are plain
@@ -164,7 +165,7 @@ template <class Visit>
 void Product::each_tile_of(const RowRange& block, const Rows& x, const Rows& weight, const Panels& panels,
                            const char* next, Beside* beside, const Visit& visit) const {
     const int64_t rows = block.last - block.first;
-    const int64_t tiles = direct(rows) ? 1 : (rows + tile_rows_ - 1) / tile_rows_;
+    const int64_t most = direct(rows) ? direct_rows_ : tile_rows_, tiles = (rows + most - 1) / most;
     const int64_t panel_bytes = panel_words_ * sizeof(uint32_t);
     const int64_t ahead = std::min(words_ * kLine * (tiles == 1 ? 2 : 1), panel_bytes);  // bytes that a tile fetches
     for (int64_t p = panels.first; p < panels.last; ++p) {

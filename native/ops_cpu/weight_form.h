@@ -1,15 +1,17 @@
-// Forms of packed weights that take less than 16 bits a weight, and how a panel holds them.
+// Forms of packed weights that take fewer bits than activations, and how a panel holds them.
 //
-// Such a panel begins with what its sums begin with, 32 float32. Two halves of 16 outputs follow. A half has the scales
-// of all groups of inputs, up to a multiple of 64 bytes, then the codes of 32 inputs at a time.
+// bf16 is for activations of float32: its panel is that of bfloat16 activations. Any other panel begins with what its
+// sums begin with, 32 float32. Two halves of 16 outputs follow. A half has the scales of all groups of inputs, up to a
+// multiple of 64 bytes, then the codes of 32 inputs at a time.
 #pragma once
 #include <cstdint>
 
 namespace hpcdecode::ops {
 
-enum class WeightForm : int { plain, int4, mxfp4, fp8, q4_1, q8_0, q4_k, q5_k, q6_k };
-constexpr int kForms = 9;
+enum class WeightForm : int { plain, int4, mxfp4, fp8, q4_1, q8_0, q4_k, q5_k, q6_k, bf16 };
+constexpr int kForms = 10;
 constexpr int64_t kBlockInputs = 32;  // inputs must be a multiple
+constexpr int64_t kOutputs = 32;      // of a panel
 
 // (code - zero) * scale, codes from 0 to 15. Of a group of inputs: float16 scales [16], float16 zeros [16].
 // Codes: [2 blocks of 8 words][2 blocks of 8 outputs][8 outputs][input of the word] of 4 bytes, 4 bits a word.
@@ -84,6 +86,8 @@ constexpr int64_t packed_bytes(WeightForm form, int64_t inputs) {
             return 2 * half_bytes<Q5KLayout>(inputs);
         case WeightForm::q6_k:
             return 2 * half_bytes<Q6KLayout>(inputs);
+        case WeightForm::bf16:
+            return kOutputs * inputs * 2;
         case WeightForm::plain:
             break;
     }
@@ -92,7 +96,8 @@ constexpr int64_t packed_bytes(WeightForm form, int64_t inputs) {
 
 // Returns what the inputs of a weight must be a multiple of.
 constexpr int64_t inputs_multiple(WeightForm form) {
-    return form == WeightForm::plain ? 1 : form >= WeightForm::q4_k ? Q4KLayout::kGroup : kBlockInputs;
+    if (form == WeightForm::plain) return 1;
+    return form >= WeightForm::q4_k && form <= WeightForm::q6_k ? Q4KLayout::kGroup : kBlockInputs;
 }
 
 }  // namespace hpcdecode::ops

@@ -20,6 +20,7 @@ from torch import Tensor
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.checkpoint import stored_tensors
 from hpcdecode.model.frontend.config import read_json
+from hpcdecode.model.frontend.held import NOT_HELD, Held
 from hpcdecode.model.frontend.sources import Sources
 from hpcdecode.model.frontend.tensors import CheckpointTensor, StoredTensor
 
@@ -89,6 +90,10 @@ class MergedTensor:
                 self._folder, f"finite numbers, got others in an update of {self._module!r:.200} times {scale:.4g}"
             )
         return torch.add(self._stored().float(), update.t() if self._turned else update)
+
+    def few_bits(self) -> Held:
+        """Return that nothing holds its numbers in fewer bits."""
+        return NOT_HELD
 
 
 def merged(

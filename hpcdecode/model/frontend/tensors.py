@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from hpcdecode.model.frontend.held import HELD_AS_BFLOAT16, NOT_HELD, Held
 from hpcdecode.model.frontend.mapped import MappedFile
 
 
@@ -26,6 +27,9 @@ class CheckpointTensor(Protocol):
 
     def __call__(self) -> Tensor:
         """Read it."""
+
+    def few_bits(self) -> Held:
+        """Return what holds its numbers in fewer bits than activations have."""
 
 
 class StoredSlice(Protocol):
@@ -70,3 +74,7 @@ class StoredTensor:
     def __call__(self) -> Tensor:
         """Return the tensor, backed by the mapped file."""
         return self._shard.get_tensor(self._key)
+
+    def few_bits(self) -> Held:
+        """Return what holds its numbers in fewer bits than activations of float32 have."""
+        return HELD_AS_BFLOAT16 if self.dtype == "BF16" else NOT_HELD

@@ -13,14 +13,13 @@ from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor
+from hpcdecode.model.frontend.held import NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
 from hpcdecode.model.frontend.quantization.few_bits import (
     BLOCKS,
-    NOT_HELD,
     BlockSize,
-    Held,
     cut_of_blocks,
     keeps_groups,
 )
@@ -90,13 +89,13 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         return weight
 
     def few_bits(self, key: WeightKey) -> Held:
-        """Return what holds the numbers of a weight of a quantised checkpoint in few bits."""
+        """Return what holds the numbers of a weight in fewer bits than activations have."""
         source, cut, columns = self._source(key), cut_of(key), len(self._wanted[key].one_token) - 1
         keys = [self._sources.keys.get(source, "")]
         if experts := self._sources.stacks.get(source):
             keys = [key for own in experts for key in own]
         tensors = [self._tensors.get(key) for key in keys]
-        names = {each.few_bits() if isinstance(each, DequantisedTensor | GgufTensor) else NOT_HELD for each in tensors}
+        names = {NOT_HELD if each is None else each.few_bits() for each in tensors}
         if len(names) != 1:
             return NOT_HELD
         ((by_row, by_column),) = names

@@ -15,9 +15,9 @@ from torch import fx
 
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.head_linear import head_linear
+from hpcdecode.model.frontend.held import Held
 from hpcdecode.model.frontend.meta import Meta, meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node, results
-from hpcdecode.model.frontend.quantization.few_bits import Held
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.adapters import low_rank, update_size, updated

@@ -20,11 +20,11 @@ from hpcdecode.model.frontend.checkpoint import holds_weights, open_checkpoint
 from hpcdecode.model.frontend.choose import has_indexers, join_indexers, leave_out_indexers
 from hpcdecode.model.frontend.config import ModelFacts, config_file, stated_config, stated_dtype
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
-from hpcdecode.model.frontend.gguf.tensors import GgufTensor, open_gguf
+from hpcdecode.model.frontend.gguf.tensors import open_gguf
 from hpcdecode.model.frontend.lora import merged
 from hpcdecode.model.frontend.mapped import MappedFile
 from hpcdecode.model.frontend.meta import tensor_meta
-from hpcdecode.model.frontend.quantization.plain import DequantisedTensor, plain_tensors
+from hpcdecode.model.frontend.quantization.plain import plain_tensors
 from hpcdecode.model.frontend.quantization.scheme import Scheme
 from hpcdecode.model.frontend.quantization.stated import read_scheme
 from hpcdecode.model.frontend.quantization.unread import refuse_unread
@@ -227,7 +227,7 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
     for tensor in tensors.values():
         name = quantised
         if name == AUTO:
-            name = tensor.few_bits().either if isinstance(tensor, DequantisedTensor | GgufTensor) else None
+            name = tensor.few_bits().either
         packed = name in BITS and (name == "int8" or _takes_few_bits(tensor.shape, vocabulary))
         each = BITS[name] if name is not None and packed else 8.0 * dtype.itemsize
         bits += each * math.prod(tensor.shape)

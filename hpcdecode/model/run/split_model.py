@@ -11,13 +11,14 @@ from torch import Tensor, fx
 from hpcdecode.attention.shapes import MixerShape, RecurrentWeights
 from hpcdecode.model.frontend.adapters import with_numbers
 from hpcdecode.model.frontend.describe import Description, describe
+from hpcdecode.model.frontend.held import BFLOAT16, NOT_HELD, Held
 from hpcdecode.model.frontend.mapped import in_checkpoints
 from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.mixers import rows_of
 from hpcdecode.model.frontend.operators import ATTEND
 from hpcdecode.model.frontend.ops import AttendArguments
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, NOT_HELD, Held
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
 from hpcdecode.model.frontend.stack import Stack
@@ -163,7 +164,7 @@ class SplitModel:
         return tuple(Held(*map(self._form, names)) for names in values.few_bits(weights))
 
     def _form(self, name: str | None) -> str | None:
-        form = name if name is None or name in BLOCKS else f"{name} grid"
+        form = name if name is None or name in (BFLOAT16, *BLOCKS) else f"{name} grid"
         return form if form is not None and packs(self.dtype, form) else None
 
     @property

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
+from hpcdecode.model.frontend.held import NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightKey
-from hpcdecode.model.frontend.quantization.few_bits import NOT_HELD, Held
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key

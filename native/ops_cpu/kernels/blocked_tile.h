@@ -54,17 +54,18 @@ __attribute__((noinline)) void add_products(const typename Unit::Value* const* v
 template <class Unit, class Out, int R>
 void blocked_tile(const Tile& t) {
     constexpr int kGroups = (R + Unit::kRows - 1) / Unit::kRows, kLess = R / kGroups, kMore = R % kGroups;
-    constexpr int64_t kWords = kValues / Unit::kParts;
+    constexpr int64_t kWords = kValues / Unit::kParts, kXBytes = Unit::kXWords * sizeof(uint32_t);
+    const int64_t all = t.words / Unit::kXWords;
     alignas(kLine) float sums[R * kPanel];
     alignas(kLine) typename Unit::Value memory[R * kValues];
     const typename Unit::Value* values[R];
     for (int r = 0; r < R; ++r) std::memcpy(sums + r * kPanel, t.panel, kPanel * sizeof(float));
     const uint32_t* const weights = t.panel + Unit::kHeads * kPanel;
     Lines next = t.next;
-    for (int64_t first = 0; first < t.words; first += kWords) {
-        const int64_t words = std::min(kWords, t.words - first);
+    for (int64_t first = 0; first < all; first += kWords) {
+        const int64_t words = std::min(kWords, all - first);
         for (int r = 0; r < R; ++r)
-            values[r] = Unit::values(t.x + r * t.x_bytes + first * sizeof(uint32_t), words, memory + r * kValues);
+            values[r] = Unit::values(t.x + r * t.x_bytes + first * kXBytes, words, memory + r * kValues);
         for (int column = 0; column < kPanel; column += kColumns) {
             const uint32_t* from = weights + first * kPanel + column;
             int row = 0;
@@ -89,6 +90,9 @@ struct BlockedTile {
 
 template <class Unit, class Out>
 constexpr TileKernel blocked_tiles = by_rows<BlockedTile<Unit, Out>>;
+
+// Weights of bfloat16 for activations of float32. Sums are those of the same weights in float32.
+constexpr FormKernels widened = {{}, blocked_tiles<WidenedBfloat16, VectorToFloat32>, kTileRows, Type::f32, true};
 
 // Multiplies a function of each row's first half by the second half, rounding as the steps of a fused kernel would.
 template <class Out, float (*f)(float)>

@@ -6,6 +6,7 @@
 #define HPCDECODE_ISA isa_amx
 #define HPCDECODE_ISA_NAME "amx"
 #endif
+#include "blocked_tile.h"
 #include "expand_avx512.h"
 #include "gate_avx512.h"
 #include "screen_avx512.h"
@@ -26,6 +27,6 @@ constexpr KernelTable table =
                 screen,
                 {kTileRows, kMostTileRows, kMostTileRows}},
                in_tiles<Int4Words>(), in_tiles<Mxfp4Words>(), in_tiles<Fp8Words>(), in_tiles<Q41Words>(),
-               in_tiles<Q80Words>(), in_tiles<Q4KWords>(), in_tiles<Q5KWords>(), in_tiles<Q6KWords>());
+               in_tiles<Q80Words>(), in_tiles<Q4KWords>(), in_tiles<Q5KWords>(), in_tiles<Q6KWords>(), widened);
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

@@ -16,6 +16,6 @@ constexpr KernelTable table =
                 {vector_gate<VectorToFloat32, gelu_tanh_f>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
                 nullptr},
                in_loops<Int4>(), in_loops<Mxfp4>(), in_loops<Fp8>(), in_loops<Q41>(), in_loops<Q80>(), in_loops<Q4K>(),
-               in_loops<Q5K>(), in_loops<Q6K>());
+               in_loops<Q5K>(), in_loops<Q6K>(), widened);
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

@@ -34,7 +34,7 @@ inline void store_vector(void* p, V x) {
 
 // What sums of float32 have in common.
 struct VectorFloatSums {
-    static constexpr int kHeads = 1;
+    static constexpr int kHeads = 1, kXWords = 1;  // kXWords: of a row, to a word of weights
     using Sum = Floats;
     using Value = float;
     static Sum add(Sum sum, Value value, Sum factor) { return sum + value * factor; }
@@ -64,6 +64,12 @@ struct VectorBfloat16 : VectorFloatSums {
     }
 };
 
+// Rows of float32 by the same weights.
+struct WidenedBfloat16 : VectorBfloat16 {
+    static constexpr int kXWords = 2;
+    static const Value* values(const char* x, int64_t, Value*) { return reinterpret_cast<const Value*>(x); }
+};
+
 // Products of the lower halves of two words, plus those of their upper halves.
 inline Ints multiply_pairs(Ints a, Ints b) {
 #if defined(__AVX512BW__)
@@ -76,7 +82,7 @@ inline Ints multiply_pairs(Ints a, Ints b) {
 // Bytes as pairs of 16 bits: bytes 0 and 2, then 1 and 3. Rows are x + 128, as for the kernels whose factor is
 // unsigned.
 struct VectorInt8 {
-    static constexpr int kHeads = 2, kParts = 2, kRows = kGroup;
+    static constexpr int kHeads = 2, kParts = 2, kRows = kGroup, kXWords = 1;
     using Sum = Ints;
     using Value = int32_t;
     template <int part>

@@ -14,8 +14,9 @@ from torch import Tensor
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader, read_header
 from hpcdecode.model.frontend.gguf.names import IN_CONFIG, SAME, Change, key_of, own_values, table_of
+from hpcdecode.model.frontend.held import NOT_HELD, Held
 from hpcdecode.model.frontend.mapped import MappedFile
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, NOT_HELD, Held
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.quantization.plain import ELEMENTS_AT_ONCE, NAMES, empty, on_threads
 from hpcdecode.model.frontend.stated import MOST
 from hpcdecode.model.frontend.tensors import CheckpointTensor

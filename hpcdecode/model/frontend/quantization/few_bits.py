@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hpcdecode.model.frontend.held import BFLOAT16, NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.quantization.formats import ScaleBlock, WeightFormat
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
@@ -43,27 +44,8 @@ BLOCKS = {  # types of GGUF that GEMMs take as they are
 }
 INT8_BLOCKS = "Q8_0"  # what holds integers of 8 bits, of other formats too
 GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128}  # inputs that share a scale there
+GROUPS[BFLOAT16] = 32
 GROUPS |= {name: size.inputs for name, size in BLOCKS.items()}
-
-
-class Held(NamedTuple):
-    """What holds the numbers of a weight in few bits, or None. It depends on which of its dimensions counts inputs.
-
-    Attributes:
-        by_row: What does for a weight [out, in], or one of experts, [E, out, in].
-        by_column: What does for a weight [in, out] or [E, in, out].
-    """
-
-    by_row: str | None
-    by_column: str | None
-
-    @property
-    def either(self) -> str | None:
-        """Return what does in one of the two cases, or None."""
-        return self.by_row or self.by_column
-
-
-NOT_HELD = Held(None, None)
 
 
 def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> Held:

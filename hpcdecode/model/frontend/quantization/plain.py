@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, INT8_BLOCKS, Held, few_bits_of
+from hpcdecode.model.frontend.held import Held
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, INT8_BLOCKS, few_bits_of
 from hpcdecode.model.frontend.quantization.formats import WeightFormat, WrongTensorsError
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
 from hpcdecode.model.frontend.quantization.grids import ScaledGrid

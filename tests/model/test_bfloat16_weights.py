@@ -1,0 +1,102 @@
+"""Weights of bfloat16 checkpoints stay in 16 bits where activations are float32, and multiply to the same bits."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hpcdecode._ops_cpu import Chain, Op, Product, WeightForm
+from hpcdecode.model import load_split
+from hpcdecode.model.lower import packed_weights
+from hpcdecode.model.lower.few_bits import ALL_FORMS
+from hpcdecode.model.lower.instruction import TYPES
+from hpcdecode.model.run.load import weight_bytes
+from tests.support.isas import OWN_GEMMS, use_isa
+from tests.support.models import Attention, step
+
+FORM = ALL_FORMS["bfloat16"]
+TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.05
+
+
+def multiply(
+    x: torch.Tensor, packed: torch.Tensor, outputs: int, form: WeightForm, gate: Op | None = None
+) -> torch.Tensor:
+    """Beside rows of other memory, to see what is written there."""
+    y = torch.full((len(x) + 1, outputs + 3), 7.0)
+    kind = TYPES[torch.float32]
+    work = Product(kind, kind, x.shape[1], outputs * (1 if gate is None else 2), packed_weights.isa(), gate, form)
+    Chain([(work, [0, 1, 2])], 3, []).run(
+        len(x), torch.get_num_threads(), [t.data_ptr() for t in (x, packed, y)], [x.stride(0) * 4, 0, y.stride(0) * 4]
+    )
+    assert (y[-1] == 7).all() and (y[:, outputs:] == 7).all()
+    return y[:-1, :outputs]
+
+
+@pytest.mark.parametrize("isa", OWN_GEMMS)
+def test_products_are_those_of_float32_weights_to_the_bit(monkeypatch, isa):
+    """For any number of rows, so that a row does not depend on those beside it."""
+    use_isa(monkeypatch, isa)
+    for inputs, outputs in ((32, 32), (96, 70), (544, 47), (288, 160)):
+        weight, bias = numbers(outputs, inputs).bfloat16(), numbers(outputs, seed=1)
+        parts = weight.float().tensor_split([outputs // 3])
+        packed = packed_weights.pack_few_bits("bfloat16", parts, bias)
+        plain = packed_weights.pack(parts, bias)
+        assert packed.nbytes < 0.55 * plain.nbytes
+        x = numbers(130, inputs, seed=2)
+        together = multiply(x, plain, outputs, WeightForm.plain)
+        assert torch.equal(multiply(x, packed, outputs, FORM.native), together)
+        for rows in (*range(1, 17), 28, 29, 57):
+            some = multiply(x[rows : 2 * rows], packed, outputs, FORM.native)
+            assert torch.equal(some, together[rows : 2 * rows])
+
+
+@pytest.mark.parametrize("isa", OWN_GEMMS)
+def test_gates_take_them(monkeypatch, isa):
+    use_isa(monkeypatch, isa)
+    one, other = numbers(48, 64).bfloat16().float(), numbers(48, 64, seed=1).bfloat16().float()
+    biases = [numbers(48, seed=i) for i in (2, 3)]
+    size = packed_weights.PackedSize(96, FORM.words(64), 1)
+    packed = packed_weights.packed(size, lambda: [packed_weights.gated_rows(one, other, biases)], bits="bfloat16")
+    plain = packed_weights.pack_gated(one, other, biases)
+    for count in (1, 5, 14, 15, 60):
+        x = numbers(count, 64, seed=4)
+        gated = multiply(x, packed, 48, FORM.native, Op.silu)
+        assert torch.equal(gated, multiply(x, plain, 48, WeightForm.plain, Op.silu))
+
+
+def as_bfloat16(folder: Path, to: Path) -> Path:
+    """A copy of a checkpoint with its weights stored as bfloat16."""
+    shutil.copytree(folder, to)
+    for file in to.glob("*.safetensors"):
+        save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    return to
+
+
+@pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2", "gemma2", "mixtral", "qwen3_moe", "deepseek_v3"])
+def test_a_model_keeps_them_and_its_logits(checkpoint, tmp_path, name):
+    """Merged, gated, with biases, transposed, of experts."""
+    if not packed_weights.packs(torch.float32, "bfloat16"):
+        pytest.skip("this machine has no such GEMMs")
+    folder = as_bfloat16(checkpoint(name), tmp_path / name)
+    plain, model = (load_split(folder, dtype="float32", quantised=q) for q in (None, "auto"))
+    recipes = [r for s in model._slices.values() for t in s.stretches for r in t.compiled.recipes if r.packed]
+    assert "bfloat16" in {r.bits for r in recipes}
+    logits = [step(m, Attention(m), TOKENS, [3, 8]) for m in (plain, model)]
+    assert torch.equal(*logits)
+    assert weight_bytes(folder, torch.float32, "auto") < weight_bytes(folder, torch.float32)
+
+
+def test_weights_that_are_not_bfloat16_or_have_activations_of_it_stay_as_they_are(checkpoint, tmp_path):
+    whole = load_split(checkpoint("llama3"), dtype="float32", quantised="auto")
+    narrow = load_split(as_bfloat16(checkpoint("llama3"), tmp_path / "narrow"), dtype="bfloat16", quantised="auto")
+    for model in (whole, narrow):
+        recipes = [r for s in model._slices.values() for t in s.stretches for r in t.compiled.recipes]
+        assert {r.bits for r in recipes} == {None}
