@@ -1,8 +1,9 @@
-"""Attention of prompts in torch, on the device of K and V, by flash kernels where a layer allows them."""
+"""Attention of prompts in torch, on the device of K and V, by fused kernels where a layer allows them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import isqrt
 
 import numpy as np
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hpcdecode.attention.base import KvCache, LayerRows
-from hpcdecode.attention.plain import attend_one
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.torch_attend import product
 
-_SCORE_BYTES = 1 << 26  # of scores held at once where no flash kernel serves
+_SCORE_BYTES = 1 << 26  # of scores held at once where no fused kernel serves
+_FLASH_DIM = 256  # most columns of a head that flash kernels take
 
 
 class TorchPromptAttention:
@@ -71,19 +72,29 @@ class TorchPromptAttention:
             read = slice(rows.start + skipped, rows.stop)
             q_heads = q[read].reshape(count - skipped, shape.q_heads, shape.k_dim)
             k_heads = held[:, :keys].unflatten(1, (shape.kv_heads, shape.k_dim))
-            if shape.latent:
-                out[read] = _over_latents(q_heads, held, shape, sinks)
-                continue
-            v_heads = held[:, keys:].unflatten(1, (shape.kv_heads, shape.v_dim))
-            plain = shape.softcap is None and not shape.sinks and (shape.window is None or shape.window >= end)
-            if plain:
-                out[read] = _by_flash(q_heads, k_heads, v_heads, shape)
+            v_heads = k_heads[..., : shape.v_dim]
+            if not shape.latent:
+                v_heads = held[:, keys:].unflatten(1, (shape.kv_heads, shape.v_dim))
+            if _has_kernel(shape, self.dtype, end):
+                out[read] = _by_kernel(q_heads, k_heads, v_heads, shape)
             else:
                 out[read] = _by_scores(q_heads, k_heads, v_heads, shape, sinks)
 
 
-def _by_flash(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape) -> Tensor:
-    """Return the attention of the last n of L positions by a flash kernel, [n, q_heads * v_dim].
+def _has_kernel(shape: LayerShape, dtype: torch.dtype, length: int) -> bool:
+    """Return whether a fused kernel of torch attends over `length` positions without a mask in memory.
+
+    Flash kernels take 16-bit heads of one size and groups; the others take no groups. None takes a window that moves.
+    """
+    if shape.latent or shape.softcap is not None or shape.sinks:
+        return False
+    if shape.window is not None and shape.window < length and not shape.chunked:
+        return False
+    return shape.group == 1 or (dtype != torch.float32 and shape.k_dim == shape.v_dim <= _FLASH_DIM)
+
+
+def _by_kernel(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape) -> Tensor:
+    """Return the attention of the last n of L positions by fused kernels, [n, q_heads * v_dim], chunk by chunk.
 
     Args:
         q: Queries of the last n positions, [n, q_heads, k_dim].
@@ -91,36 +102,76 @@ def _by_flash(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape) -> Tensor:
         v: Values of all positions, [L, kv_heads, v_dim].
         shape: Shape of the layer.
     """
+    first, parts = len(k) - len(q), []
+    for begin, end in _chunks(first, len(k), shape):
+        low = int(shape.first_seen(np.array(begin)))
+        parts.append(_fused(q[begin - first : end - first], k[low:end], v[low:end], shape))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _chunks(first: int, length: int, shape: LayerShape) -> Iterator[tuple[int, int]]:
+    """Yield the positions from `first` to `length` in parts (begin, end) that see one chunk each."""
+    chunk = shape.window if shape.chunked and shape.window is not None else length
+    while first < length:
+        end = min((first // chunk + 1) * chunk, length)
+        yield first, end
+        first = end
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape) -> Tensor:
+    """Return the same of one chunk. cuDNN is left out: it plans, for tens of milliseconds, every new length of keys."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right  # with torch's compiler: a second, 75 MiB
 
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     bias = causal_lower_right(q.shape[2], k.shape[2])
-    o = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=shape.scale, enable_gqa=shape.group > 1)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        o = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=shape.scale, enable_gqa=shape.group > 1)
     return o[0].transpose(0, 1).reshape(q.shape[2], shape.out_columns)
 
 
-def _over_latents(q: Tensor, latents: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
-    """Return the same over latents [L, k_dim], for some queries of all heads at a time, which are one matrix.
+def _by_scores(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
+    """Return the same by scores in float32, for some queries at a time over the positions that they see.
 
-    Flash kernels of torch take no heads of 576 dims, and others would repeat the one KV head for every query head.
+    Products are of numbers of the model's data type, weights too, with sums in float32. A KV head's queries are one
+    matrix.
     """
-    n, length = len(q), len(latents)
-    some = max(_SCORE_BYTES // (4 * shape.q_heads * length), 1)
+    n, length = len(q), len(k)
+    some = _queries_at_once(shape, length)
     parts = []
     for begin in range(0, n, some):
         part = q[begin : begin + some]
         end = length - n + begin + len(part)
         low = int(shape.first_seen(np.array(end - len(part))))  # of chunks the begin of one
-        seen = latents[low:end]
-        scores = product(part.flatten(0, 1)[None], seen.t()[None]).view(len(part), shape.q_heads, -1)
-        weights = _weights(scores.mul_(shape.scale), shape, sinks).to(latents.dtype)
-        parts.append(product(weights.flatten(0, 1)[None], seen[None, :, : shape.v_dim]).view(len(part), -1))
-    return torch.cat(parts).to(q.dtype)
+        parts.append(_scored(part, k[low:end], v[low:end], shape, sinks))
+    return torch.cat(parts)
 
 
-def _weights(scores: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of scores [n, q_heads, L] of the last n of L positions, float32. Chunks begin at the first."""
-    n, _, length = scores.shape
+def _queries_at_once(shape: LayerShape, length: int) -> int:
+    """Return how many queries have no more than `_SCORE_BYTES` of scores; n see at most n + window positions."""
+    most = _SCORE_BYTES // (4 * shape.q_heads)
+    some = most // length
+    if shape.window is not None:
+        some = max(some, (isqrt(shape.window**2 + 4 * most) - shape.window) // 2)
+    return max(some, 1)
+
+
+def _scored(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
+    """Return the attention of the last n of L positions, [n, q_heads * v_dim]. Chunks begin at the first."""
+    n, kv_heads, group = len(q), shape.kv_heads, shape.group
+    queries = q.unflatten(1, (kv_heads, group)).transpose(0, 1).reshape(kv_heads, n * group, shape.k_dim)
+    scores = product(queries, k.permute(1, 2, 0)).view(kv_heads, n, group, len(k)).mul_(shape.scale)
+    weights, left = _weights(scores, shape, sinks)
+    o = product(weights.to(v.dtype).view(kv_heads, n * group, len(v)), v.transpose(0, 1))
+    o = o.view(kv_heads, n, group, shape.v_dim)
+    if left is not None:
+        o = o.mul_(left)
+    return o.transpose(0, 1).reshape(n, shape.out_columns).to(q.dtype)
+
+
+def _weights(scores: Tensor, shape: LayerShape, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the softmax of scores [kv_heads, n, group, L], float32, and what sinks leave of it, or None."""
+    _, n, _, length = scores.shape
     if shape.softcap is not None:
         scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
     query = torch.arange(length - n, length, device=scores.device)[:, None, None]
@@ -129,19 +180,8 @@ def _weights(scores: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
     if shape.window is not None:
         hidden |= key < (query // shape.window * shape.window if shape.chunked else query + 1 - shape.window)
     scores = scores.masked_fill_(hidden, float("-inf"))
+    left = None
     if sinks is not None:
-        scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1).expand(n, -1, 1)], -1)
-    return torch.softmax(scores, -1)[..., :length]
-
-
-def _by_scores(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
-    """Return the same in float32, for some queries at a time over the positions that they see."""
-    n, length = len(q), len(k)
-    some = max(_SCORE_BYTES // (4 * shape.q_heads * length), 1)
-    parts = []
-    for begin in range(0, n, some):
-        part = q[begin : begin + some]
-        end = length - n + begin + len(part)
-        low = int(shape.first_seen(np.array(end - len(part))))  # of chunks the begin of one
-        parts.append(attend_one(part.float(), k[low:end].float(), v[low:end].float(), shape, sinks).flatten(1))
-    return torch.cat(parts).to(q.dtype)
+        above = scores.logsumexp(-1, keepdim=True) - sinks.to(scores).view(shape.kv_heads, 1, shape.group, 1)
+        left = above.sigmoid_()
+    return torch.softmax(scores, -1), left
