@@ -17,6 +17,7 @@ from hpcdecode.attention.clocks import clock_of
 from hpcdecode.attention.native import NativeKvCache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import UserError
+from hpcdecode.system.gpus import use_gpu
 
 if TYPE_CHECKING:
     from hpcdecode import _attn_cuda
@@ -62,7 +63,18 @@ def state() -> str:
     """Return what `doctor` says of attention on GPUs."""
     if not built():
         return "built without CUDA"
-    return f"built with CUDA, {native(torch.device('cuda')).device_count()} devices"
+    count, trouble = _devices()
+    return f"built with CUDA, {trouble or f'{count} devices'}"
+
+
+def _devices() -> tuple[int, str]:
+    """Return how many GPUs the driver shows to the kernels, and why it shows none if it cannot."""
+    from hpcdecode import _attn_cuda
+
+    try:
+        return _attn_cuda.device_count(), ""
+    except RuntimeError as error:  # such as of a toolkit that is newer than the driver
+        return 0, str(error)
 
 
 def native(device: torch.device) -> CudaModule:
@@ -79,6 +91,12 @@ def native(device: torch.device) -> CudaModule:
         raise UserError(
             "attention on a GPU: expected an hpcdecode that was built with CUDA, got one without; install it with "
             "pip install . -Ccmake.define.HPCDECODE_CUDA=ON where nvcc is",
+            everywhere=True,
+        )
+    if trouble := _devices()[1]:
+        raise UserError(
+            f"attention on a GPU: expected a driver that runs what hpcdecode was built with, got {trouble}; update the "
+            "driver, or build with a CUDA toolkit that it knows",
             everywhere=True,
         )
     from hpcdecode import _attn_cuda
@@ -147,8 +165,8 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
         self.device = device = torch.device(device)
         module = native(device)
         if device.type == "cuda":
-            torch.cuda.init()
             self.device = device = torch.device("cuda", device.index or 0)
+            use_gpu(device)
         try:
             cache = module.KvCache(
                 native_shapes(layers, module.LayerShape),

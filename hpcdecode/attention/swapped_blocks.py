@@ -14,6 +14,7 @@ from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.cuda import CudaKvCache
 from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.torch_cache import TorchKvCache
+from hpcdecode.system.gpus import use_gpu
 from hpcdecode.system.swap_tiers import memory_for
 from hpcdecode.system.tier import Chunk
 
@@ -168,6 +169,7 @@ class _Streams:
 
     def behind_computing(self) -> torch.cuda.StreamContext:
         """Return a context whose work comes behind all computing so far."""
+        use_gpu(self.copying.device)  # tiers have threads of their own
         self.copying.wait_stream(self.computing)
         return torch.cuda.stream(self.copying)
 

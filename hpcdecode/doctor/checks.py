@@ -151,6 +151,13 @@ def huge_pages(ranks: World) -> Iterator[Problem]:
         )
 
 
+def gpus(ranks: World) -> Iterator[Problem]:
+    """Check that the driver of GPUs runs what torch was built with."""
+    for trouble, troubled in _group([f for f in ranks if f.rank.gpu_trouble], lambda f: f.rank.gpu_trouble).items():
+        remedy = "update the driver, or install a torch that was built with a CUDA toolkit that it knows"
+        yield _problem("GPUs", troubled, f"these ranks cannot use their GPUs: {trouble}", remedy)
+
+
 def local_memory(ranks: World) -> Iterator[Problem]:
     """Check that the memory of an R-rank lies on the NUMA nodes of its cores."""
     far = [(f, memory.local) for f, memory in _measured(ranks) if 0 <= memory.local < _LOCAL]
@@ -224,6 +231,7 @@ CHECKS: tuple[Callable[[World], Iterator[Problem]], ...] = (
     quota,
     huge_pages,
     local_memory,
+    gpus,
     isa,
     bandwidth,
     memory,

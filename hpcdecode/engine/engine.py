@@ -87,7 +87,7 @@ class Engine:
         timeline: Timeline | None = None,
     ):
         self.options, self.team, self.timeline = options, team, timeline or Timeline()
-        torch.set_num_threads(team.me.threads)
+        team.occupy()
         limit_torch(team.me.device, options.gpu_memory)
         require_adapter_names(options.adapters, options.model)
         self.setup, self._loaded = load(options, team, model)
@@ -141,6 +141,7 @@ class Engine:
             progress: of the lead.
             checkpoint_seconds: after which S-ranks other than the lead hand in what is in flight.
         """
+        self.team.occupy()  # in whatever thread this is
 
         def run(scales: list[Scale]) -> Metrics | None:
             done = self._run(scales, partial(self._run_s, desk, signals, progress, checkpoint_seconds, scales))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 import torch
 
@@ -60,7 +61,7 @@ def require_memory(options: EngineOptions, team: Team) -> None:
 
     def check() -> None:
         _require_host(options, team, held)
-        _require_device(options, team.me)
+        _require_device(options, team)
 
     together(team, check)
 
@@ -84,18 +85,27 @@ def _require_host(options: EngineOptions, team: Team, held: list[int]) -> None:
         )
 
 
-def _require_device(options: EngineOptions, me: Rank) -> None:
-    asked = [("kv-memory", options.kv_memory, me.kv_device)] if me.has_r else []
-    asked += [("gpu-memory", options.gpu_memory, device) for device in (me.device, me.kv_device)]
-    for flag, nbytes, device in asked:
-        if nbytes is None or device == "cpu" or not torch.cuda.is_available():  # tests emulate devices
+def _require_device(options: EngineOptions, team: Team) -> None:
+    me, sharing = team.me, _on_same_gpu(team)
+    if not sharing:
+        return
+    caches = [rank for rank in sharing if rank.has_r and rank.kv_device != "cpu"]
+    for flag, nbytes, users in (("kv-memory", options.kv_memory, caches), ("gpu-memory", options.gpu_memory, sharing)):
+        if nbytes is None or me not in users:
             continue
-        total = torch.cuda.get_device_properties(device).total_memory
-        if nbytes > total:
+        total = torch.cuda.get_device_properties(me.gpu).total_memory
+        if nbytes * len(users) > total:
+            each = f" for each of {len(users)} ranks" * (len(users) > 1)
             raise UserError(
-                f"--{flag}: expected at most {_size(total)}, which {device} on {me.host} has, got {_size(nbytes)}; "
-                "lower it, or leave it out"
+                f"--{flag}: expected at most {_size(total // len(users))}{each}, as {me.gpu} on {me.host} has "
+                f"{_size(total)}, got {_size(nbytes)}; lower it, or leave it out"
             )
+
+
+def _on_same_gpu(team: Team) -> list[Rank]:
+    """Return the ranks that compute on the GPU of this one, itself among them; none if it computes on none."""
+    own = team.me.gpu_name
+    return [rank for rank in team.ranks if rank.gpu_name == own] if own else []
 
 
 def _size(nbytes: int) -> str:
@@ -135,13 +145,16 @@ def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape
             return measure_rotation(options, team, setup, attention_shapes(own), nbytes)
         return capacity_for(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens)
     device = torch.device(team.me.kv_device)
-    nbytes = options.kv_memory or int(_free_on(device, options.gpu_memory) * _MEMORY_SHARE)
+    nbytes = options.kv_memory or int(_free_on(device, options.gpu_memory, _on_same_gpu(team)) * _MEMORY_SHARE)
     return device_capacity(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens, device)
 
 
-def _free_on(device: torch.device, limit: int | None) -> int:
-    """Return the bytes of a GPU that this process may take, beside those that its S-rank holds there."""
-    free = torch.cuda.mem_get_info(device)[0]
+def _free_on(device: torch.device, limit: int | None, sharing: Sequence[Rank]) -> int:
+    """Return the bytes of a GPU that this process may take, beside those that its S-rank holds there.
+
+    What is free is for the KV caches of all ranks that share the GPU; each measures it before any of them opens.
+    """
+    free = torch.cuda.mem_get_info(device)[0] // max(sum(r.has_r and r.kv_device != "cpu" for r in sharing), 1)
     return free if limit is None else max(min(free, limit - torch.cuda.memory_reserved(device)), 0)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from hpcdecode.errors import InvariantViolation, RankLost, UserError
+from hpcdecode.system.gpus import await_gpus
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -136,6 +137,7 @@ def leave(comm: MPI.Intracomm | None, code: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     if not survived:
+        await_gpus()  # exit handlers end what computes there
         ctypes.PyDLL(None).exit(code)  # the exit handlers of MPICH report to its launcher
     os._exit(code)
 

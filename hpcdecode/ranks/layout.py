@@ -182,11 +182,14 @@ def _ranks_instead(size: int, s_ranks: int, shape: GroupShape) -> str:
 
 
 def _owners(ranks: Sequence[Rank]) -> set[int]:
-    """Return the ranks that can have a GPU of their own: the first of a host, as many as it has GPUs."""
-    owners = set()
-    for host in {r.host for r in ranks}:
-        seeing = [r for r in ranks if r.host == host and r.gpus]
-        owners |= {r.rank for r in seeing[: len({gpu for r in seeing for gpu in r.gpus})]}
+    """Return the ranks that can have a GPU of their own: of those that see the same one, the first."""
+    owners: set[int] = set()
+    taken: set[tuple[str, str]] = set()
+    for rank in sorted(ranks, key=lambda r: len(r.gpus)):  # those that see one GPU have no other
+        free = [(rank.host, gpu) for gpu in rank.gpus if (rank.host, gpu) not in taken]
+        if free:
+            owners.add(rank.rank)
+            taken.add(free[0])
     return owners
 
 

@@ -52,7 +52,7 @@ def node_memory(team: Team, *, loads: bool) -> Iterator[WeightMemory]:
 def _are_large(team: Team) -> bool:
     """Return whether copies of the weights would take much of this host's memory."""
     here = [rank for rank in team.ranks if rank.host == team.me.host]
-    copies = sum(rank.weights / rank.parts for rank in here if rank.has_s)
+    copies = sum(rank.weights / rank.parts for rank in here if rank.has_s and rank.device == "cpu")
     return copies > COPIES_SHARE * min(rank.memory for rank in here)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 import msgspec
 
 from hpcdecode.errors import UserError
 
-_BESIDE_GPU = 2  # most cores of a rank that computes on a GPU, if other ranks of its host compute on cores
+_BESIDE_GPU = 4  # most cores of a rank that computes on a GPU, if other ranks of its host compute on cores
+_NOWHERE = -1  # NUMA node that the system does not tell
 
 
 class Rank(msgspec.Struct, kw_only=True):
@@ -19,7 +21,10 @@ class Rank(msgspec.Struct, kw_only=True):
         rank: Rank in the world at its start.
         host: Host name.
         cpus: CPUs that it may use.
+        nodes: NUMA node of each of `cpus`; nothing if the system does not tell.
         gpus: GPUs that it sees, by names that are the same on all ranks of a host.
+        gpu_nodes: NUMA node of each of these; -1 if the system does not tell.
+        gpu_trouble: Why it cannot use GPUs, as the driver says; empty if it can, or if there are none.
         memory: Bytes that are free on its host at the start.
         weights: Bytes that the weights would take; 0 if they are not known here.
         shares_weights: Whether S-ranks of a NUMA node would have one copy of them.
@@ -51,7 +56,10 @@ class Rank(msgspec.Struct, kw_only=True):
     rank: int
     host: str
     cpus: list[int]
+    nodes: list[int] = []
     gpus: list[str] = []
+    gpu_nodes: list[int] = []
+    gpu_trouble: str = ""
     memory: int = 0
     weights: int = 0
     shares_weights: bool = False
@@ -118,6 +126,28 @@ class Rank(msgspec.Struct, kw_only=True):
         """Whether it computes on cores, not on GPUs alone."""
         return (self.has_s and self.device == "cpu") or (self.has_r and self.kv_device == "cpu")
 
+    @property
+    def gpu(self) -> str:
+        """Device of the GPU that it computes on, `cpu` if it has none; a rank of both roles has one at most."""
+        own = [self.device] * self.has_s + [self.kv_device] * self.has_r
+        return next((device for device in own if device.startswith("cuda")), "cpu")
+
+    @property
+    def gpu_name(self) -> tuple[str, str] | None:
+        """Host and name of this GPU, which ranks that share it have in common; None if it computes on none."""
+        return (self.host, self.gpus[_number(self.gpu)]) if self.gpu != "cpu" else None
+
+    @property
+    def gpu_node(self) -> int | None:
+        """NUMA node of this GPU; None if it computes on none, or if the system does not tell."""
+        node = self.gpu_nodes[_number(self.gpu)] if self.gpu != "cpu" and self.gpu_nodes else _NOWHERE
+        return None if node == _NOWHERE else node
+
+
+def _number(device: str) -> int:
+    """Return the number of a GPU among those that a rank sees: that of `cuda:1` is 1."""
+    return int(device.partition(":")[2] or 0)
+
 
 def assign_devices(ranks: Sequence[Rank], device: str | None, r_device: str) -> None:
     """Set the devices of every rank's slices and KV cache.
@@ -128,9 +158,10 @@ def assign_devices(ranks: Sequence[Rank], device: str | None, r_device: str) -> 
     _require_gpus("--device", device, [r for r in ranks if r.has_s])
     _require_gpus("--r-device", r_device, [r for r in ranks if r.has_r])
     taken: Counter[tuple[str, str]] = Counter()
-    for rank in (r for r in ranks if r.has_s and device != "cpu"):
+    by_choice = sorted(ranks, key=lambda rank: len(rank.gpus))  # those that see one GPU have no other
+    for rank in (r for r in by_choice if r.has_s and device != "cpu"):
         rank.device = _take(rank, taken)
-    for rank in (r for r in ranks if r.has_r and r_device != "cpu"):
+    for rank in (r for r in by_choice if r.has_r and r_device != "cpu"):
         own = rank.device != "cpu"
         rank.kv_device = rank.device if own else _take(rank, taken, free=r_device == "auto")
 
@@ -147,35 +178,59 @@ def _take(rank: Rank, taken: Counter[tuple[str, str]], free: bool = False) -> st
 
 def _require_gpus(flag: str, device: str | None, ranks: Iterable[Rank]) -> None:
     blind = [r for r in ranks if not r.gpus] if device == "cuda" else []
-    if blind:
-        raise UserError(
-            f"{flag} cuda: rank {blind[0].rank} on {blind[0].host} sees no GPU; give its host GPUs (such as srun "
-            f"--gpus-per-node=1) and a CUDA build of torch, or leave {flag} out",
-            everywhere=True,
-        )
+    if not blind:
+        return
+    where, trouble = f"rank {blind[0].rank} on {blind[0].host}", blind[0].gpu_trouble
+    raise UserError(
+        f"{flag} cuda: {where} cannot use its GPUs: {trouble}; mend the driver, or leave {flag} out"
+        if trouble
+        else f"{flag} cuda: {where} sees no GPU; give its host GPUs (such as srun --gpus-per-node=1) and a CUDA build "
+        f"of torch, or leave {flag} out",
+        everywhere=True,
+    )
 
 
 def assign_cores(ranks: Sequence[Rank]) -> None:
-    """Divide cores among the ranks of a host that were given the same ones, if there are enough for all."""
-    given = {rank.rank: rank.cpus for rank in ranks}
+    """Divide cores among the ranks of a host that were given the same ones, if there are enough for all.
+
+    A rank that computes on a GPU gets cores of the NUMA node that the GPU is attached to, as far as there are some.
+    """
+    given: dict[tuple[str, tuple[int, ...]], list[Rank]] = {}
     for rank in ranks:
-        cpus = given[rank.rank]
-        sharing = [r for r in ranks if r.host == rank.host and given[r.rank] == cpus]
-        rank.pinned = len(sharing) <= len(cpus)
-        if rank.pinned:
-            counts = _shares(len(cpus), [r.uses_cores for r in sharing])
-            place = sharing.index(rank)
-            begin = sum(counts[:place])
-            rank.cpus = cpus[begin : begin + counts[place]]
-        rank.threads = len(rank.cpus) if rank.pinned else 1
+        given.setdefault((rank.host, tuple(rank.cpus)), []).append(rank)
+    for (_, cpus), sharing in given.items():
+        pinned = len(sharing) <= len(cpus)
+        if pinned:
+            _deal_cores(sharing)
+        for rank in sharing:
+            rank.pinned, rank.threads = pinned, len(rank.cpus) if pinned else 1
 
 
-def _shares(cores: int, computes: Sequence[bool]) -> list[int]:
-    """Return the cores of every rank: few for those that do not compute on cores, the rest in even shares."""
-    few = min(_BESIDE_GPU, cores // len(computes))
-    if any(computes):
-        cores -= few * (len(computes) - sum(computes))
-    else:
-        computes = [True] * len(computes)
-    even = iter([cores * (i + 1) // sum(computes) - cores * i // sum(computes) for i in range(sum(computes))])
-    return [next(even) if one else few for one in computes]
+def _deal_cores(ranks: Sequence[Rank]) -> None:
+    """Deal out the cores that ranks were given: a few to those that compute on GPUs alone, the rest evenly."""
+    left, node_of = ranks[0].cpus, dict(zip(ranks[0].cpus, ranks[0].nodes, strict=False))
+    computing = [rank for rank in ranks if rank.uses_cores]
+    beside = [rank for rank in ranks if not rank.uses_cores]
+    few = [min(_BESIDE_GPU, len(left) // len(ranks))] * len(beside)
+    for rank, count in zip(beside, few if computing else map(len, _evenly(left, len(beside))), strict=True):
+        near = [cpu for cpu in left if node_of.get(cpu, _NOWHERE) == rank.gpu_node]
+        rank.cpus = (near + [cpu for cpu in left if cpu not in near])[:count]
+        left = [cpu for cpu in left if cpu not in rank.cpus]
+    for rank, own in zip(computing, _by_node(left, node_of, len(computing)), strict=True):
+        rank.cpus = own
+    for rank in ranks:
+        rank.nodes = [node_of[cpu] for cpu in rank.cpus if cpu in node_of]
+
+
+def _by_node(cpus: Sequence[int], node_of: Mapping[int, int], count: int) -> list[list[int]]:
+    """Return `cpus` in `count` shares: as many of every NUMA node if they divide, else even ones."""
+    nodes = [list(own) for _, own in groupby(cpus, key=lambda cpu: node_of.get(cpu, _NOWHERE))]
+    each, over = divmod(count, max(len(nodes), 1))
+    if over or any(len(own) < each for own in nodes):
+        return _evenly(cpus, count)
+    return [share for own in nodes for share in _evenly(own, each)]
+
+
+def _evenly(cpus: Sequence[int], count: int) -> list[list[int]]:
+    """Return `cpus` in `count` shares."""
+    return [list(cpus[len(cpus) * i // count : len(cpus) * (i + 1) // count]) for i in range(count)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -18,12 +19,14 @@ from hpcdecode.ranks.layout import Group, assign_roles, deal_pools, dissolve_gro
 from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices
 from hpcdecode.ranks.wishes import Wishes
 from hpcdecode.system.cores import arranged, nodes_of
+from hpcdecode.system.gpus import VisibleGpus, use_gpu, visible_gpus
 from hpcdecode.system.memory import available_bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 _WAIT_FOR_END_SECONDS = 10.0
 
 
@@ -97,6 +100,13 @@ class Team:
         if self.me.pinned:
             os.sched_setaffinity(0, self.me.cpus)
 
+    def occupy(self) -> None:
+        """Have the calling thread compute on this rank's threads and GPU. It comes before all that touches the GPU."""
+        import torch
+
+        use_gpu(self.me.gpu)
+        torch.set_num_threads(self.me.threads)
+
     def broadcast(self, value: T | None, kind: type[T]) -> T:
         """Return the lead's `value` on every rank, as msgspec type `kind`; the others may pass None."""
         return broadcast(self.comm, value, kind, self.s_ranks[0])
@@ -128,12 +138,16 @@ def assemble(
         UserError: If the world does not have what is asked for.
     """
     cpus, known = arranged(os.sched_getaffinity(0)), weights or WeightFacts()
+    seen = VisibleGpus([]) if device == r_device == "cpu" else visible_gpus()
     me = Rank(
         rank=comm.rank if comm else 0,
         host=socket.gethostname(),
         cpus=cpus,
+        nodes=nodes_of(cpus),
         numa=_numa(cpus),
-        gpus=_visible_gpus(),
+        gpus=[gpu.name for gpu in seen.gpus],
+        gpu_nodes=[gpu.node for gpu in seen.gpus],
+        gpu_trouble=seen.trouble,
         memory=available_bytes(),
         weights=known.bytes,
         shares_weights=known.shared,
@@ -148,10 +162,19 @@ def assemble(
     assign_devices(ranks, device, r_device)
     assign_cores(ranks)
     team = Team(comm, ranks, layout)
+    if team.lead:
+        _warn_of_gpus(ranks)
     if comm is not None:
         Backoff.own_cores = team.me.pinned
     team.me.numa = _numa(team.me.cpus)
     return team
+
+
+def _warn_of_gpus(ranks: Sequence[Rank]) -> None:
+    """Warn of GPUs that their ranks cannot use, as their driver says: nobody asked for one, so cores do their work."""
+    for trouble in sorted({r.gpu_trouble for r in ranks} - {""}):
+        who = named(r for r in ranks if r.gpu_trouble == trouble)
+        logger.warning(f"hpcdecode: GPUs are not used by {who}: {trouble}")
 
 
 def _numa(cpus: Iterable[int]) -> str:
@@ -187,13 +210,3 @@ def survivors(team: Team) -> Team:
 def named(ranks: Iterable[Rank]) -> str:
     """Return the ranks as text, such as `rank 2 (R) on node17`."""
     return ", ".join(f"rank {r.rank} ({r.role}) on {r.host}" for r in ranks)
-
-
-def _visible_gpus() -> list[str]:
-    import torch
-
-    numbers = range(torch.cuda.device_count())
-    try:
-        return [str(torch.cuda.get_device_properties(i).uuid) for i in numbers]
-    except (AttributeError, RuntimeError):  # a driver without UUIDs; all ranks are taken to see the same GPUs
-        return list(map(str, numbers))

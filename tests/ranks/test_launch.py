@@ -195,7 +195,7 @@ def test_ranks_that_compute_on_gpus_leave_the_cores_to_those_that_do_not():
     team[0].gpus = ["x"]
     assigned(team, Wishes(), "cpu")
     assert [(r.device, r.kv_device) for r in team] == [("cuda:0", "cpu"), ("cpu", "cpu"), ("cpu", "cpu")]
-    assert [r.threads for r in team] == [2, 7, 7]
+    assert [r.threads for r in team] == [4, 6, 6]
     assert sorted(c for r in team for c in r.cpus) == list(range(16))
     team = ranks(*[range(16)] * 2)
     for rank in team:
