@@ -67,7 +67,7 @@ test-numa:
 
 # Compiles what runs on a GPU, for sm_80, sm_90 and as PTX; needs nvcc, no GPU
 cuda:
-	cmake -S . -B build/cuda -DHPCDECODE_CUDA=ON -DHPCDECODE_PYTHON=OFF >/dev/null
+	cmake -S . -B build/cuda -DHPCDECODE_CUDA=ON -DHPCDECODE_WERROR=ON -DHPCDECODE_PYTHON=OFF >/dev/null
 	cmake --build build/cuda --target attn_cuda --parallel 2
 
 # Docstrings are among ruff's rules. What git does not know yet is checked, too.

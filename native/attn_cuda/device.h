@@ -20,7 +20,8 @@ class Using {
     Using& operator=(const Using&) = delete;
 
   private:
-    int before_ = 0;
+    static constexpr int kUnchanged = -1;
+    int before_ = kUnchanged;  // to go back to
 };
 
 // Device memory, or pinned host memory.
@@ -60,7 +61,7 @@ class Event {
 };
 
 void copy_in(void* to, const void* from, size_t bytes, Stream stream);  // from pinned memory to the device
-int device_count();
+int device_count();                                                     // 0 without a driver
 size_t shared_bytes();  // most shared memory of a block on the device in use
 
 }  // namespace hpcdecode

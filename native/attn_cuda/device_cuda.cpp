@@ -19,15 +19,23 @@ void check(cudaError_t error, const char* what) {
     throw std::runtime_error(std::string("CUDA: ") + what + ": " + cudaGetErrorString(error));
 }
 
+// Returns a version as the runtime gives it, 12040, as text: 12.4.
+std::string version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
+
 cudaStream_t of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 }  // namespace
 
 Using::Using(int index) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (index != before_) check(cudaSetDevice(index), "cudaSetDevice");
+    int current = 0;
+    check(cudaGetDevice(&current), "cudaGetDevice");
+    if (index == current) return;
+    check(cudaSetDevice(index), "cudaSetDevice");
+    before_ = current;
 }
-Using::~Using() { cudaSetDevice(before_); }
+Using::~Using() {
+    if (before_ != kUnchanged) cudaSetDevice(before_);  // which makes a context there if there is none
+}
 
 Memory::Memory(size_t bytes, Kind kind) : size_(bytes), kind_(kind) {
     if (bytes == 0) return;
@@ -63,9 +71,16 @@ void copy_in(void* to, const void* from, size_t bytes, Stream stream) {
 }
 
 int device_count() {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) cudaGetLastError();  // no driver: no device
-    return count;
+    int count = 0, driver = 0, runtime = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess) return count;
+    cudaGetLastError();
+    if (error == cudaErrorNoDevice) return 0;
+    const bool known = cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess;
+    if (known && driver == 0) return 0;  // no driver
+    const std::string versions =
+        "the driver runs CUDA " + version(driver) + ", this was built with " + version(runtime);
+    throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error) + (known ? " (" + versions + ")" : ""));
 }
 
 size_t shared_bytes() {
