@@ -129,10 +129,14 @@ def _assign_groups(s_ranks: Sequence[Rank], shape: GroupShape) -> None:
 
 
 def against_replicas(ranks: Sequence[Rank], size: int = 1) -> str | None:
-    """Return why the ranks should be no replicas of `size` ranks each, or None if they should."""
+    """Return why the ranks should be no replicas of `size` ranks each, or None if they should.
+
+    Weights of ranks that all have a GPU of their own lie there, and take no memory of hosts.
+    """
+    owners = len(_owners(ranks))
     if _some_own_gpus(ranks):
-        return f"{len(ranks)} ranks, {len(_owners(ranks))} of them with a GPU of their own"
-    return too_large(ranks, size)
+        return f"{len(ranks)} ranks, {owners} of them with a GPU of their own"
+    return None if owners else too_large(ranks, size)
 
 
 def _some_own_gpus(ranks: Sequence[Rank]) -> bool:

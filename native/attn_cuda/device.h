@@ -61,7 +61,8 @@ class Event {
 };
 
 void copy_in(void* to, const void* from, size_t bytes, Stream stream);  // from pinned memory to the device
-int device_count();                                                     // 0 without a driver
+// Returns the number of devices, 0 without a driver.
+int device_count();
 size_t shared_bytes();  // most shared memory of a block on the device in use
 
 }  // namespace hpcdecode
