@@ -63,6 +63,7 @@ def slow(f):
         (lambda f: setattr(f.rank, "isa", "avx512"), "ISA", "HPCDECODE_ISA=avx2"),
         (lambda f: setattr(f, "available", 1 << 20), "memory", "--mem=0"),
         (lambda f: setattr(f, "versions", {"torch": "1"}), "versions", "one environment"),
+        (lambda f: setattr(f.rank, "gpu_trouble", "the driver is too old"), "GPUs", "update the driver"),
         (slow, "bandwidth", "memory channels"),
     ],
 )
