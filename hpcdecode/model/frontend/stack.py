@@ -55,4 +55,12 @@ class Stack(Sequence[Pieces]):
 
     def held(self) -> Tensor | Stack:
         """Return the weight in memory: one tensor if it is joined, else its pieces."""
-        return torch.stack([own for (own,) in self]) if self.joined else Stack(self)
+        return self.whole() if self.joined else Stack(self)
+
+    def whole(self) -> Tensor:
+        """Return the weight as one tensor, filled an expert at a time, so that nothing else is as large."""
+        first = self[0]
+        made = first[0].new_empty(self.shape)
+        for e, out in enumerate(made):
+            torch.cat(first if e == 0 else self[e], out=out)
+        return made

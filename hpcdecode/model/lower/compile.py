@@ -19,10 +19,12 @@ from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.complex_numbers import without_complex
 from hpcdecode.model.lower.fuse import fuse
+from hpcdecode.model.lower.group_experts import group_experts
 from hpcdecode.model.lower.linears import Quantised, merge_projections
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.lower.recipe import ReadWeight, Recipe, make_weight
 from hpcdecode.model.lower.stage import Stage
+from hpcdecode.model.lower.weight_graph import WeightGraph
 from hpcdecode.system.kept import directory
 from hpcdecode.system.shared_memory import WeightMemory
 
@@ -93,9 +95,10 @@ def compile_graph(
 
 
 def compile_plain(graph: fx.Graph) -> Compiled:
-    """Return what runs a graph as it is, operator by operator, on any device."""
-    weights = sum(n.op == "placeholder" and n.name.startswith("w") for n in graph.nodes)
-    return runnable(copied(graph), [Recipe((i,)) for i in range(weights)])
+    """Return what runs a graph operator by operator, on any device, as it is but for its experts and adapters."""
+    made = WeightGraph(copied(graph))
+    group_experts(made)
+    return runnable(made.graph, made.finish())
 
 
 def compile_by_torch(graph: fx.Graph) -> Compiled:

@@ -28,6 +28,7 @@ class ReadWeight(Protocol):
 
 Form = Literal[
     "plain",
+    "experts",
     "onednn",
     "packed",
     "packed gated",
@@ -51,7 +52,7 @@ class Recipe:
     Attributes:
         sources: Numbers of the weights that it is made of, stacked along their first dimension.
         transposed: True if the sources are [in, out].
-        form: "plain", "onednn" (packed by oneDNN), "packed" (see packed_weights), or the scales of an int8 weight.
+        form: "plain", "experts" (as one tensor), "onednn" (packed by oneDNN), "packed" (see packed_weights), or the scales of an int8 weight.
         biases: Numbers of the biases that its packed form begins with.
         packed: Size of its packed form, or None if it has another.
         bits: Form in few bits of a packed weight, one of few_bits.ALL_FORMS, or None.
@@ -83,7 +84,7 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
         return packed_weights.packed(recipe.packed, lambda: _rows(recipe, read), memory, recipe.bits)
     only = read(recipe.sources[0])
     if isinstance(only, Stack):
-        return only.held()
+        return only.whole() if recipe.form == "experts" else only.held()
     whole = _joined(_parts(recipe, read))
     if recipe.form == "onednn":
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous(), PACKED_FOR)
