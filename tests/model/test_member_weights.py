@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,10 +15,9 @@ from hpcdecode.model.frontend.membership import WeightCut, WeightPart
 from hpcdecode.model.frontend.shard import member_trace
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.weights import Weights, cut_pieces, weight_key
-from hpcdecode.model.run.bound_slice import together
 from hpcdecode.model.run.load import ModelPart, bound_weights
 from tests.support.mappings import resident_bytes
-from tests.support.models import Attention
+from tests.support.members import members_logits
 from tests.support.quantised import Stored, pair
 
 CPU = torch.device("cpu")
@@ -129,34 +126,6 @@ def test_a_part_of_another_shape_is_refused(checkpoint):
     whole = cached_trace(path, torch.float32)
     with pytest.raises(UserError, match=r"has shape \[128, 64\], config.json asks for \[200, 64\]"):
         bound_weights(path, open_checkpoint(path), whole, own, CPU, None)
-
-
-def members_logits(models: list[SplitModel], ids: list[int]) -> Tensor:
-    """Logits of a sequence, in chunks, by members that lie in one process."""
-    attentions = [Attention(model) for model in models]
-    found = []
-    for chunk in (range(16), range(16, 19), range(19, len(ids))):
-        positions = torch.tensor(chunk)
-        every = torch.arange(len(chunk))
-        outputs, contexts = [None] * len(models), [(torch.tensor(ids)[positions], positions, every)] * len(models)
-        for layer in range(len(models[0].attends)):
-            made = together(
-                [m.start_slice(layer, *at) for m, *at in zip(models, outputs, contexts, strict=True)], added
-            )
-            outputs = [
-                attend(layer, [0] * len(chunk), positions, *rows)
-                for attend, (rows, _) in zip(attentions, made, strict=True)
-            ]
-            contexts = [context for *_, context in made]
-        given = zip(models, outputs, contexts, strict=True)
-        heads = together([model.start_last(*at) for model, *at in given], added)
-        found.append(torch.cat([head.logits() for head in heads], -1))
-    return torch.cat(found)
-
-
-def added(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum of members' parts, in their order."""
-    return torch.stack(list(parts)).sum(0)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from hpcdecode.model.frontend.operators import ATTEND, EXPERT_LINEAR, MEMBER_SUM
 from hpcdecode.model.frontend.recurrent import RECURRENT
 from hpcdecode.model.frontend.shard import trace_of
 from hpcdecode.model.frontend.trace import Trace
+from hpcdecode.model.run.bound_slice import together
 from hpcdecode.model.run.mixers import layer_shape, recurrent_weights
-from tests.support.models import VOCAB
+from hpcdecode.model.run.split_model import SplitModel
+from tests.support.models import VOCAB, Attention
 
 aten = torch.ops.aten
 TOKENS = 12
@@ -125,3 +127,31 @@ def attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks) -> Tensor:
     if sinks is not None:
         scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, tokens, 1)], -1)
     return (scores.softmax(-1)[..., :tokens] @ v).transpose(0, 1).reshape(tokens, -1)
+
+
+def members_logits(models: list[SplitModel], ids: list[int]) -> Tensor:
+    """Logits of a sequence, in chunks, by members that lie in one process."""
+    attentions = [Attention(model) for model in models]
+    found = []
+    for chunk in (range(16), range(16, 19), range(19, len(ids))):
+        positions = torch.tensor(chunk)
+        every = torch.arange(len(chunk))
+        outputs, contexts = [None] * len(models), [(torch.tensor(ids)[positions], positions, every)] * len(models)
+        for layer in range(len(models[0].attends)):
+            made = together(
+                [m.start_slice(layer, *at) for m, *at in zip(models, outputs, contexts, strict=True)], added
+            )
+            outputs = [
+                attend(layer, [0] * len(chunk), positions, *rows)
+                for attend, (rows, _) in zip(attentions, made, strict=True)
+            ]
+            contexts = [context for *_, context in made]
+        given = zip(models, outputs, contexts, strict=True)
+        heads = together([model.start_last(*at) for model, *at in given], added)
+        found.append(torch.cat([head.logits() for head in heads], -1))
+    return torch.cat(found)
+
+
+def added(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of members' parts, in their order."""
+    return torch.stack(list(parts)).sum(0)

@@ -59,8 +59,9 @@ class Stack(Sequence[Pieces]):
 
     def whole(self) -> Tensor:
         """Return the weight as one tensor, filled an expert at a time, so that nothing else is as large."""
-        first = self[0]
-        made = first[0].new_empty(self.shape)
+        pieces = self[0]
+        made = pieces[0].new_empty(self.shape)
         for e, out in enumerate(made):
-            torch.cat(first if e == 0 else self[e], out=out)
+            pieces = pieces if e == 0 else self[e]
+            torch.cat(pieces, out=out)
         return made

@@ -1,8 +1,9 @@
 """Grouped GEMMs where torch has none that runs without reading back: in blocks of rows that share an expert.
 
 Every expert's rows are padded to whole blocks, whose number has a bound that does not depend on the choices. A block is
-multiplied by a copy of its expert's matrix, so weights are read, written and read again; a few blocks at a time, so that
-the copies stay small. All GEMMs of a projection have one shape.
+multiplied by a copy of its expert's matrix: weights are read, written and read again, a few blocks at a time, so that
+the copies stay small. All GEMMs of a projection have one shape. Rows of padding hold any numbers, and nobody reads what
+becomes of them.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def by_blocks(rows: Tensor, weight: Tensor, transposed: bool, chosen: Tensor, en
     at_once = blocks_at_once(weight)
     calls = -(-most_blocks(len(rows), len(weight)) // at_once)
     own, place = _places(chosen, ends, calls * at_once)
-    padded, y = (rows.new_zeros(calls * at_once * BLOCK_ROWS + 1, columns) for columns in (inputs, outputs))
+    padded, y = (rows.new_empty(calls * at_once * BLOCK_ROWS + 1, columns) for columns in (inputs, outputs))
     padded.index_copy_(0, place, rows)
-    parts = (x[:-1].view(calls, at_once, BLOCK_ROWS, -1) for x in (padded, y))
+    parts = (x.narrow(0, 0, len(x) - 1).view(calls, at_once, BLOCK_ROWS, -1) for x in (padded, y))
     for x, out, experts in zip(*parts, own.view(calls, at_once), strict=True):
         matrices = weight.index_select(0, experts)
         torch.bmm(x, matrices if transposed else matrices.mT, out=out)
@@ -49,7 +50,7 @@ def most_blocks(rows: int, experts: int) -> int:
 
 def blocks_at_once(weight: Tensor) -> int:
     """Return how many blocks one GEMM takes, whatever the number of rows."""
-    return max(1, min(BLOCKS_AT_ONCE, COPIED_BYTES // (weight[0].numel() * weight.element_size())))
+    return max(1, min(BLOCKS_AT_ONCE, COPIED_BYTES // (weight.shape[1] * weight.shape[2] * weight.element_size())))
 
 
 def _places(chosen: Tensor, ends: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
@@ -57,10 +58,10 @@ def _places(chosen: Tensor, ends: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
 
     Rows of experts without weights here share the place behind all blocks.
     """
-    begins, last = functional.pad(ends, (1, 0)), len(ends) - 1
-    counts = (ends - begins[:-1] + (BLOCK_ROWS - 1)) // BLOCK_ROWS
+    begins, last = functional.pad(ends, (1, -1)), len(ends) - 1
+    counts = (ends - begins + (BLOCK_ROWS - 1)) // BLOCK_ROWS
     until = counts.cumsum(0)
-    shift = (until - counts) * BLOCK_ROWS - begins[:-1]
+    shift = (until - counts) * BLOCK_ROWS - begins
     number = torch.arange(len(chosen), device=chosen.device)
     place = number + shift.index_select(0, chosen.clamp(max=last).long())
     place = torch.where(chosen <= last, place, blocks * BLOCK_ROWS)

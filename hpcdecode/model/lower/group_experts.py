@@ -17,7 +17,7 @@ from torch.fx.node import Argument
 from hpcdecode.model.frontend.adapters import lora_update
 from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
-from hpcdecode.model.frontend.nodes import as_node
+from hpcdecode.model.frontend.nodes import as_int, as_node
 from hpcdecode.model.frontend.whole_experts import by_rows, experts_of
 from hpcdecode.model.lower.grouped_products import EXPERT_ORDER, EXPERT_PRODUCT, ROWS_BY_TOKEN
 from hpcdecode.model.lower.weight_graph import WeightGraph
@@ -84,7 +84,7 @@ class ExpertGrouper:
     def _group(self, node: fx.Node) -> None:
         """Replace a projection by experts."""
         x, expert, weight, bias, transposed, *first = node.args
-        by = ChosenFrom(as_node(expert), experts_of(node), int(first[0]) if first else 0, not first)
+        by = ChosenFrom(as_node(expert), experts_of(node), as_int(first[0]) if first else 0, not first)
         is_sorted = self._sorted.get(as_node(x)) == by
         if not is_sorted:
             self._restore(node)

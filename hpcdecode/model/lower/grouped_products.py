@@ -3,17 +3,18 @@
 No operator reads a number back from the device, and all shapes follow from the numbers of tokens, choices and experts.
 So nothing waits, torch.compile takes each operator as it is, and a CUDA graph can record it.
 
-Rows [T, K, ...] are sorted if they lie in the order of their experts: row i of T * K is that of the (token, choice) pair
-order[i]. Those whose expert has no weights here lie behind the others, and hold any numbers.
+Rows [T, K, ...] are sorted if they lie in the order of their experts: row i of T * K is that of the (token, choice)
+pair order[i]. Those whose expert has no weights here lie behind the others, and hold any numbers.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.node import Target
 from torch.nn import functional
 
 from hpcdecode.model.lower.expert_blocks import by_blocks
@@ -83,7 +84,8 @@ def expert_product(
         y = by_blocks(rows, weight, transposed, sorted_experts, ends)
     if bias is not None:
         y = y + bias.index_select(0, sorted_experts.clamp(max=len(bias) - 1).long())
-    return y.unflatten(0, order.shape)
+    made: Tensor = y.unflatten(0, order.shape)
+    return made
 
 
 def rows_by_token(rows: Tensor, order: Tensor, ends: Tensor, whole: bool) -> Tensor:
@@ -98,8 +100,9 @@ def rows_by_token(rows: Tensor, order: Tensor, ends: Tensor, whole: bool) -> Ten
     flat = rows.flatten(0, 1)
     if not whole:
         number = torch.arange(len(flat), device=rows.device)
-        flat = flat.masked_fill((number >= ends[-1])[:, None], 0)
-    return torch.empty_like(flat).index_copy_(0, order.flatten(), flat).unflatten(0, order.shape)
+        flat = flat.masked_fill((number >= ends.narrow(0, len(ends) - 1, 1)).unsqueeze(1), 0)
+    by_token: Tensor = torch.empty_like(flat).index_copy_(0, order.flatten(), flat).unflatten(0, order.shape)
+    return by_token
 
 
 def takes_grouped_mm(rows: Tensor, weight: Tensor) -> bool:
@@ -132,13 +135,19 @@ def _multiplied(
     return x.new_empty(*order.shape, weight.shape[2 if transposed else 1])
 
 
-def _define(schema: str, run: object, fake: object) -> Target:
-    """Define an operator of torch, and return it."""
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Define an operator of torch, and return it.
+
+    Args:
+        schema: Its name, arguments and results.
+        run: What computes its results, on any device.
+        fake: What returns empty tensors like its results.
+    """
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"hpcdecode::{name}", fake, lib=_library)
-    made: Target = getattr(torch.ops.hpcdecode, name).default
+    made: Callable[..., Any] = getattr(torch.ops.hpcdecode, name).default
     return made
 
 

@@ -52,7 +52,8 @@ class Recipe:
     Attributes:
         sources: Numbers of the weights that it is made of, stacked along their first dimension.
         transposed: True if the sources are [in, out].
-        form: "plain", "experts" (as one tensor), "onednn" (packed by oneDNN), "packed" (see packed_weights), or the scales of an int8 weight.
+        form: "plain", "experts" (as one tensor), "onednn" (packed by oneDNN), "packed" (see packed_weights), or the
+            scales of an int8 weight.
         biases: Numbers of the biases that its packed form begins with.
         packed: Size of its packed form, or None if it has another.
         bits: Form in few bits of a packed weight, one of few_bits.ALL_FORMS, or None.
