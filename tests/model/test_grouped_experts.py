@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcdecode import LLM, SamplingParams
@@ -40,6 +39,7 @@ from hpcdecode.model.lower.weight_graph import WeightGraph
 from hpcdecode.model.run import bound_slice
 from hpcdecode.model.run.load import ModelPart
 from tests.support.adapters import adapter
+from tests.support.expert_cases import NEAR, Case, numbers
 from tests.support.graphs import example
 from tests.support.members import members_logits
 from tests.support.models import Attention, step
@@ -64,46 +64,8 @@ def as_on_device(monkeypatch):
     monkeypatch.setattr(bound_slice, "compile_graph", lambda graph, *_, **__: compile_plain(graph))
 
 
-def numbers(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-class Case:
-    """A layer of experts: gate and up in one projection, an activation, down; perhaps of a member's own experts."""
-
-    def __init__(self, dtype, experts, first=0, own=None, transposed=False, biased=False):
-        self.experts, self.first, self.own, self.transposed = experts, first, own or experts, transposed
-        shapes = [(160, 48), (40, 80)]
-        self.weights = [numbers(dtype, self.own, *s, seed=i) / s[1] ** 0.5 for i, s in enumerate(shapes)]
-        self.biases = [numbers(dtype, self.own, s[0], seed=i + 9) if biased else None for i, s in enumerate(shapes)]
-        self.weights = [w.mT.contiguous() if transposed else w for w in self.weights]
-
-    def chosen(self, tokens: int, choices: int, most: int | None = None) -> Tensor:
-        drawn = torch.rand(tokens, most or self.experts, generator=torch.Generator().manual_seed(tokens))
-        return drawn.topk(choices).indices
-
-    def plain(self, x: Tensor, expert: Tensor) -> Tensor:
-        """The layer, one expert at a time; in float64 if x is."""
-        (up, down), biases = ([None if t is None else t.to(x.dtype) for t in ts] for ts in (self.weights, self.biases))
-        rows = expert_linear(x, expert, up, biases[0], self.transposed, self.first)
-        return expert_linear(activated(rows), expert, down, biases[1], self.transposed, self.first)
-
-    def grouped(self, x: Tensor, expert: Tensor) -> Tensor:
-        chosen, order, ends = expert_order(expert, self.own, self.first)
-        (up, down), (up_bias, down_bias) = self.weights, self.biases
-        rows = expert_product(x, chosen, order, ends, up, up_bias, self.transposed, False)
-        made = expert_product(activated(rows), chosen, order, ends, down, down_bias, self.transposed, True)
-        return rows_by_token(made, order, ends, self.own == self.experts)
-
-
-def activated(rows: Tensor) -> Tensor:
-    gate, up = rows.chunk(2, -1)
-    return functional.silu(gate) * up
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_are_multiplied_by_the_weights_of_their_own_experts(grouped_mm, dtype):
-    near = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 2e-3}[dtype]
     cases = [Case(dtype, 8), Case(dtype, 8, transposed=True, biased=True)]
     cases += [Case(dtype, 8, first, 3, biased=first > 0) for first in (0, 3, 5)]  # members' own experts
     for case in cases:
@@ -112,7 +74,7 @@ def test_rows_are_multiplied_by_the_weights_of_their_own_experts(grouped_mm, dty
             x = numbers(dtype, tokens, 1, 48, seed=3)
             found, wanted = case.grouped(x, expert), case.plain(x.double(), expert)
             assert found.shape == wanted.shape and found.dtype == dtype
-            assert tokens == 0 or (found - wanted).abs().max() <= near * max(1, wanted.abs().max())
+            assert tokens == 0 or (found - wanted).abs().max() <= NEAR[dtype] * max(1, wanted.abs().max())
             others = (expert < case.first) | (expert >= case.first + case.own)
             assert not found[others].any()
             of_choices = x.expand(tokens, choices, 48).contiguous()
