@@ -11,7 +11,7 @@ from torch.nn import functional
 from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.lower.grouped_products import expert_order, expert_product, rows_by_token
 
-NEAR = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 2e-3}  # of the largest number
+NEAR = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 4e-3}  # of the largest number
 SHAPES = ((160, 48), (40, 80))  # outputs and inputs of gate and up together, and of down
 
 

@@ -101,7 +101,7 @@ def rows_by_token(rows: Tensor, order: Tensor, ends: Tensor, whole: bool) -> Ten
     if not whole:
         number = torch.arange(len(flat), device=rows.device)
         flat = flat.masked_fill((number >= ends.narrow(0, len(ends) - 1, 1)).unsqueeze(1), 0)
-    by_token: Tensor = torch.empty_like(flat).index_copy_(0, order.flatten(), flat).unflatten(0, order.shape)
+    by_token: Tensor = flat.new_empty(flat.shape).index_copy_(0, order.flatten(), flat).unflatten(0, order.shape)
     return by_token
 
 
