@@ -57,8 +57,11 @@ class HostKvCache:
     def attend(
         self, layer: int, slots: IntArray, counts: IntArray, qkv: Matrix, out: Matrix, sinks: FloatArray | None = None
     ) -> None:
-        """Copy to the device, append and attend, then copy back."""
+        """Copy to the device, append and attend, then copy back; what is there already is not copied."""
         result = torch.as_tensor(out)
+        if result.device.type == self.device.type:
+            self.kv_cache.attend(layer, slots, counts, torch.as_tensor(qkv), result, sinks)
+            return
         there = torch.empty(result.shape, dtype=result.dtype, device=self.device)
         rows = torch.as_tensor(qkv).to(self.device, non_blocking=True)
         self.kv_cache.attend(layer, slots, counts, rows, there, sinks)

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from hpcdecode.attention.base import KvCache, LayerRows
 from hpcdecode.attention.cpu import CpuKvCache
+from hpcdecode.attention.host import HostKvCache
 from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import Piece, Share
-from hpcdecode.exchange.staging import Queue
+from hpcdecode.exchange.device import Accelerator
+from hpcdecode.exchange.device_pieces import DevicePieces
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.system.timeline import Timeline
 
@@ -25,7 +27,7 @@ class AttentionWorker:
         kv_cache: for this rank's part of every layer.
         sinks: float32 [q_heads] of every layer, or None.
         timeline: of this rank.
-        queue: of the device that has the KV cache, if that is not the device of the slices, too.
+        queue: the device that has the KV cache, if that is not the device of the slices, too.
         swap: tiers for what leaves the KV cache, or None.
 
     Attributes:
@@ -37,11 +39,12 @@ class AttentionWorker:
         kv_cache: KvCache,
         sinks: Sequence[Tensor | None],
         timeline: Timeline,
-        queue: Queue | None = None,
+        queue: Accelerator | None = None,
         swap: KvSwap | None = None,
     ):
         self.kv_cache, self.sinks, self.timeline, self.queue = kv_cache, sinks, timeline, queue
         self.swap = swap
+        self._pieces = DevicePieces(queue) if queue is not None and isinstance(kv_cache, HostKvCache) else None
         self.peak_tokens = 0
 
     def apply(self, lane: int, share: Share) -> None:
@@ -107,10 +110,12 @@ class AttentionWorker:
         Returns:
             None if it is done; else a mark that is done once a device has, until when the tensors must stay.
         """
-        work = partial(self._attend, lane, layer, piece, rows, prompts, out)
+        work = partial(self._attend, lane, layer, piece)
+        if self._pieces is not None:
+            return self._pieces.attend(work, rows, prompts, out)
         if self.queue is not None:
-            return self.queue.tell(work)
-        work()
+            return self.queue.tell(partial(work, rows, prompts, out))
+        work(rows, prompts, out)
         return None
 
     def rows_beside(self, layer: int, piece: Piece, rows: Tensor, prompts: Tensor, out: Tensor) -> LayerRows:

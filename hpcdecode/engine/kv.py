@@ -19,8 +19,8 @@ from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice, StoredP
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.engine.setup import Setup, apart
 from hpcdecode.engine.swap_room import open_swap
+from hpcdecode.exchange.device import CudaDevice
 from hpcdecode.exchange.partition import Partition
-from hpcdecode.exchange.staging import CudaQueue
 from hpcdecode.model import SplitModel
 from hpcdecode.ranks.team import Team
 from hpcdecode.system.swap_tiers import TierSpec
@@ -50,7 +50,7 @@ def open_attention_worker(
     me, rank = team.me, team.pool.index(team.place)
     heads = [partition.heads(shape, rank) for shape in setup.shapes_of(me)]
     sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.part_of(me).sinks, heads, strict=True)]
-    queue = CudaQueue(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(team, team.group) else None
+    queue = CudaDevice(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(team, team.group) else None
     if me.kv_resident:
         kv_cache: KvCache = open_rotation(me, setup, list(map(partition.shape, setup.shapes_of(me))), slots, tiers)
     else:

@@ -15,6 +15,7 @@ from hpcdecode.engine.group_lane import MpiGroupLane
 from hpcdecode.engine.scale import Scale
 from hpcdecode.engine.setup import Setup, apart, direct, partition_of
 from hpcdecode.exchange.base import SLink
+from hpcdecode.exchange.device import open_memory
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.staging import staged
 from hpcdecode.ranks.team import Team
@@ -126,12 +127,15 @@ def local_links(team: Team, lanes: Sequence[Lane], attention: AttentionWorker, d
         attention: of this rank.
         device: of the slices.
     """
-    links = [LocalLink(attention, number, lane.first_slot) for number, lane in enumerate(lanes)]
+    memory = open_memory(torch.device("cpu"), device)
+    links = [LocalLink(attention, number, lane.first_slot, memory) for number, lane in enumerate(lanes)]
     return staged(links, device) if apart(team, team.group) else links
 
 
 def lane_spec(options: EngineOptions, team: Team, setup: Setup, scale: Scale, device: torch.device) -> LaneSpec:
-    """Return what both ends of a lane over MPI agree on; they share no memory where all goes by collectives.
+    """Return what both ends of a lane over MPI agree on, and where this rank has its memory.
+
+    They share no memory where all goes by collectives.
 
     Args:
         options: of the engine.
@@ -145,21 +149,24 @@ def lane_spec(options: EngineOptions, team: Team, setup: Setup, scale: Scale, de
     dtype, slots, partition = getattr(torch, setup.dtype), scale.slots, partition_of(options, team.pool)
     own = setup.shapes_of(team.me)
     shapes = list(map(partition.shape, own))
-    none = direct(options, team) or options.exchange == "collective"
+    none = options.exchange == "collective"
     shared = (0, 0) if none else shared_bytes(shapes, slots, scale.prefill_tokens, dtype)
-    return LaneSpec(own, slots, dtype, partition, shared, options.overlap, device)
+    computes = team.me.device if team.me.has_s else team.me.kv_device
+    memory = open_memory(device, torch.device(computes))
+    return LaneSpec(own, slots, dtype, partition, shared, options.overlap, device, memory)
 
 
 def goes_by_collectives(options: EngineOptions, team: Team) -> bool:
     """Return whether lanes may go by collectives, the same on all ranks.
 
-    With `auto` they may if the ranks are on several hosts: R-ranks that share memory with their S-rank do not.
+    With `auto` they may if the ranks are on several hosts and none sends memory of its GPU: R-ranks that share memory
+    with their S-rank do not.
     """
     if options.route == "rotational" or options.prefill_ranks:
         return False
-    if options.exchange == "auto" and not direct(options, team):
+    if options.exchange == "auto" and not any(direct(options, team, rank) for rank in team.ranks):
         return len({rank.host for rank in team.ranks}) > 1
-    return options.exchange == "collective" and not direct(options, team)
+    return options.exchange == "collective"
 
 
 def s_link(options: EngineOptions, team: Team, number: int, comm: MPI.Intracomm, spec: LaneSpec) -> MpiSLink:

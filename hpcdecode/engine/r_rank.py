@@ -127,7 +127,7 @@ def _layers(lane: int, ends: Sequence[MpiRLink], worker: AttentionWorker, copy: 
             yield "wait", request
             source.take_rows()
             if mark := worker.attend(lane, layer, message.piece, message.rows, message.prompts, answer.out):
-                yield "wait", mark
+                yield "wait", target.while_waiting(mark)
             worker.timeline.enter("post", lane)
             target.send_output(answer)
 

@@ -105,9 +105,14 @@ def apart(team: Team, group: Group) -> bool:
     return not group.alone or home.device != home.kv_device
 
 
-def direct(options: EngineOptions, team: Team) -> bool:
-    """Return whether they cross from device to device: every rank computes on one, and MPI takes its memory."""
-    return options.gpu_mpi and all(r.gpu_mpi and not r.uses_cores for r in team.ranks)
+def direct(options: EngineOptions, team: Team, rank: Rank | None = None) -> bool:
+    """Return whether a rank, by default this one, sends and receives memory of its GPU, which its MPI takes.
+
+    Other ranks may do so or not. One of both roles sends nothing, and collectives go through host memory.
+    """
+    me = team.me if rank is None else rank
+    on_gpu = me.has_s != me.has_r and (me.kv_device if me.has_r else me.device) != "cpu"
+    return options.gpu_mpi and options.exchange != "collective" and me.gpu_mpi and on_gpu
 
 
 def partition_of(options: EngineOptions, pool: list[int]) -> Partition:

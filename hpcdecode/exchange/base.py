@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hpcdecode.attention.base import KvCache, LayerRows
 from hpcdecode.attention.shapes import LayerShape, MixerShape
+from hpcdecode.exchange.partition import RankColumns
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
 
@@ -190,6 +191,64 @@ def _stateful(piece: Piece) -> Piece:
         none,
         piece.prefill_rows[:0],
     )
+
+
+class PackedRows(NamedTuple):
+    """The memory of a piece of one layer.
+
+    Attributes:
+        piece: Whose rows they are.
+        columns: That the R-rank has; None for all.
+        sent: [n], decode rows and prefill rows, to the R-rank.
+        answered: [m], output, back.
+    """
+
+    piece: Piece
+    columns: RankColumns | None
+    sent: Tensor
+    answered: Tensor
+
+
+class Parcel(Protocol):
+    """What is sent at once, to one R-rank or several."""
+
+    @property
+    def packed(self) -> Sequence[PackedRows]:
+        """Return the memory that is sent, and that of the answers, in the order of packing."""
+
+
+class ParcelLink(SLink, Protocol):
+    """An S-rank's end of a lane whose memory a device fills, parcel by parcel."""
+
+    @property
+    def shapes(self) -> Sequence[MixerShape]:
+        """Return the shapes of whole layers."""
+
+    def parcels(self, layer: int, dtype: torch.dtype) -> Sequence[Parcel]:
+        """Return what is sent for a layer of the plan, in the order of sending; the same for layers of one shape.
+
+        Args:
+            layer: index of the layer.
+            dtype: of rows and outputs.
+        """
+
+    def begin(self, layer: int) -> None:
+        """Take up a layer, once its memory may be filled."""
+
+    def expect(self, parcel: Parcel) -> None:
+        """Expect the answer to a parcel."""
+
+    def send(self, parcel: Parcel) -> None:
+        """Send a parcel, whose memory is filled."""
+
+    def exchange(self, parcel: Parcel) -> None:
+        """Do both."""
+
+    def take_answers(self) -> None:
+        """Make the answers that have come visible to this rank."""
+
+    def poke(self) -> None:
+        """Let what is under way go on."""
 
 
 def prompt_columns(shape: MixerShape) -> int:

@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.shapes import MixerShape
+from hpcdecode.exchange.base import Parcel
 from hpcdecode.exchange.memory import LaneSpec, Message
-from hpcdecode.exchange.mpi import MpiRLink, MpiSLink, Outgoing
+from hpcdecode.exchange.mpi import MpiRLink, MpiSLink
+from hpcdecode.exchange.outgoing import Outgoing
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan, length_of
@@ -69,11 +71,15 @@ class _Wire(NamedTuple):
     back: list[object]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Together(Outgoing):
     """What is packed before a collective, which takes the place of messages."""
 
     wire: _Wire
+
+    def parts(self) -> list[Outgoing]:
+        """Return it whole."""
+        return [self]
 
 
 def _wire(messages: Sequence[Message]) -> _Wire:
@@ -136,30 +142,31 @@ class CollectiveSLink(MpiSLink):
         self._none = _none(len(self._neighbours))
         self._collective = False
         self._began = self._seconds = 0.0
-        self._rows = 0
+        self._rows = self._tokens = 0
 
     def send_plan(self, plan: Plan) -> None:
         """Broadcast the plan of the lane's next step, which says how its layers go."""
         if self._trial and self._rows:
             self._trial.add(self._seconds / self._rows)
         self._seconds, self._rows = 0.0, 0
+        self._tokens = plan.decode_tokens + plan.prefill_tokens
         possible = self.graph is not None and all_have_rows(plan, self.spec.partition, self._neighbours)
         self._collective = possible and (self._trial is None or self._trial.collective)
         length = self._share_out(dataclasses.replace(plan, collective=self._collective))
         cuts = [self._plan[:_FIRST], *([self._plan[_FIRST:length]] if length > _FIRST else [])]
         self._plans.requests += [self.comm.Ibcast([cut, MPI.INT32_T], 0) for cut in cuts]
 
-    def send_rows(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
-        """Pack what R-ranks get, and send it: to those that share no memory by one call."""
+    def begin(self, layer: int) -> None:
+        """Take up a layer."""
+        super().begin(layer)
         self._began = perf_counter()
-        super().send_rows(layer, rows, o)
 
-    def recv_output(self) -> None:
-        """Unpack the answers into o."""
+    def take_answers(self) -> None:
+        """Make the answers that have come visible to this rank."""
         if self._trial:
             self._seconds += perf_counter() - self._began
-            self._rows += len(self._target)
-        super().recv_output()
+            self._rows += self._tokens
+        super().take_answers()
 
     def close(self) -> None:
         """Complete what is under way after the stop plan, and free the communicators; every rank calls this."""
@@ -169,25 +176,39 @@ class CollectiveSLink(MpiSLink):
             self.graph.Free()
         super().close()
 
-    def _outgoing(self, shape: MixerShape, device: torch.device) -> list[Outgoing]:
+    def _outgoing(self, shape: MixerShape) -> list[Outgoing]:
         """Return what is packed for a layer of `shape`; what goes by a collective comes first."""
         if not self._collective:
-            return super()._outgoing(shape, device)
+            return super()._outgoing(shape)
         groups = self._groups(self.spec.partition.shape(shape))
         far = [posts for posts in groups if posts[0].rank - 1 in self._neighbours]
         messages = dict(post for posts in far for post in posts)
         wire = _wire([messages[rank + 1] for rank in self._neighbours])
-        together = _Together([self._packing(posts, shape, device) for posts in far], (), wire)
+        together = _Together(far, (), shape, self.spec.partition, wire)
         near = [posts for posts in groups if posts[0].rank - 1 not in self._neighbours]
-        return [together, *(Outgoing([self._packing(posts, shape, device)], posts) for posts in near)]
+        return [together, *(Outgoing([posts], posts, shape, self.spec.partition) for posts in near)]
 
-    def _exchange(self, outgoing: Outgoing) -> None:
-        if not isinstance(outgoing, _Together) or self.graph is None:
-            super()._exchange(outgoing)
-            return
-        # In this order on all ranks: MPI matches the collectives of a communicator by it.
-        self._sent.requests.append(self.graph.Ineighbor_alltoallv(outgoing.wire.there, self._none))
-        self._answers.requests.append(self.graph.Ineighbor_alltoallv(self._none, outgoing.wire.back))
+    def exchange(self, parcel: Parcel) -> None:
+        """Send a parcel, which is packed, and expect the answers to it.
+
+        Collectives come in this order on all ranks: MPI matches those of a communicator by it.
+        """
+        self.send(parcel)
+        self.expect(parcel)
+
+    def send(self, parcel: Parcel) -> None:
+        """Send a parcel, which is packed."""
+        if isinstance(parcel, _Together) and self.graph is not None:
+            self._sent.requests.append(self.graph.Ineighbor_alltoallv(parcel.wire.there, self._none))
+        else:
+            super().send(parcel)
+
+    def expect(self, parcel: Parcel) -> None:
+        """Expect the answers to a parcel."""
+        if isinstance(parcel, _Together) and self.graph is not None:
+            self._answers.requests.append(self.graph.Ineighbor_alltoallv(self._none, parcel.wire.back))
+        else:
+            super().expect(parcel)
 
 
 class CollectiveRLink(MpiRLink):

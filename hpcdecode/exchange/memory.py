@@ -6,9 +6,10 @@ Between hosts, or if a layer has no room in what is shared, each rank has its ow
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcdecode.attention.shapes import LayerShape, MixerShape
-from hpcdecode.exchange.base import Piece, prompt_columns
-from hpcdecode.exchange.partition import Partition
+from hpcdecode.exchange.base import PackedRows, Piece, prompt_columns
+from hpcdecode.exchange.device import Memory, PlainMemory
+from hpcdecode.exchange.partition import Partition, RankColumns
 from hpcdecode.mpi.wait import wait
 
 Buffer = list[Any]  # [memory, MPI datatype], as mpi4py takes it
@@ -39,7 +41,8 @@ class LaneSpec:
         partition: how the attention is spread over the lane's R-ranks.
         shared_bytes: shared memory to each R-rank and back, if the host has it; (0, 0) shares none.
         pieces: of the work of an R-rank in a layer, at most.
-        device: where a rank has memory that it does not share.
+        device: where this rank has memory that it does not share; R-ranks that have it on a device share none.
+        memory: how this rank gets it, and lets a device see what is shared.
     """
 
     shapes: Sequence[MixerShape]
@@ -49,6 +52,7 @@ class LaneSpec:
     shared_bytes: tuple[int, int] = (0, 0)
     pieces: int = 1
     device: torch.device = HOST
+    memory: Memory = field(default_factory=PlainMemory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,11 @@ class Message:
     qkv: Buffer
     answer: Buffer
 
+    def packed(self, columns: RankColumns | None) -> PackedRows:
+        """Return its memory, to be filled by a device; columns: that the R-rank has, None for all."""
+        size = self.rows.numel() + self.prompts.numel()
+        return PackedRows(self.piece, columns, self.rows.as_strided((size,), (1,)), self.out.view(-1))
+
 
 class RankMemory:
     """Memory between an S-rank and one R-rank, or all that it shares none with, in both directions.
@@ -77,15 +86,15 @@ class RankMemory:
     Args:
         dtype: of the tensors in it.
         shared: uint8, to the R-rank and back; empty if they share none.
-        device: where this rank has memory that it does not share.
+        memory: where this rank has memory that it does not share.
 
     Attributes:
         is_shared: whether both ranks see it.
     """
 
-    def __init__(self, dtype: torch.dtype, shared: tuple[Tensor, Tensor], device: torch.device):
+    def __init__(self, dtype: torch.dtype, shared: tuple[Tensor, Tensor], memory: Memory):
         self.is_shared = len(shared[0]) > 0
-        self._out, self._back = (_Direction(dtype, memory.view(dtype), device) for memory in shared)
+        self._out, self._back = (_Direction(dtype, each.view(dtype), memory) for each in shared)
 
     def messages(self, pieces: Sequence[Piece], shape: MixerShape) -> list[Message]:
         """Return pieces of a layer of `shape`, one behind the other, where those of the layer before lay."""
@@ -98,8 +107,8 @@ class RankMemory:
 class _Direction:
     """Memory of one direction: what is shared, and private memory that grows if a layer needs more than that."""
 
-    def __init__(self, dtype: torch.dtype, shared: Tensor, device: torch.device):
-        self._shared, self._own = shared, torch.empty(0, dtype=dtype, device=device)
+    def __init__(self, dtype: torch.dtype, shared: Tensor, memory: Memory):
+        self._shared, self._own, self._memory = shared, torch.empty(0, dtype=dtype), memory
 
     def take(self, sizes: list[int]) -> list[tuple[Tensor, Buffer]]:
         """Return stretches of so many elements, each with what MPI sends to announce or carry it."""
@@ -107,7 +116,7 @@ class _Direction:
         if total <= len(self._shared):
             return [(stretch, _SIGNAL) for stretch in self._shared[:total].split(sizes)]
         if total > len(self._own):
-            self._own = torch.empty(total + total // 4, dtype=self._own.dtype, device=self._own.device)
+            self._own = self._memory.empty(total + total // 4, self._own.dtype)
         return [(stretch, _content(stretch)) for stretch in self._own[:total].split(sizes)]
 
 
@@ -157,7 +166,8 @@ class LaneMemory:
         out, back = (-(-size // _ALIGN) * _ALIGN for size in spec.shared_bytes)
         places = comm.group.Translate_ranks(range(comm.size), self._here.group)
         beside_s = places[0] != MPI.UNDEFINED
-        own = out + back if comm.rank > 0 and beside_s and self._enough(out + back) else 0
+        shares = comm.rank > 0 and beside_s and spec.device == HOST
+        own = out + back if shares and self._enough(out + back) else 0
         self._window = MPI.Win.Allocate_shared(own, 1, comm=self._here)
         if own:  # touched at once: the next lane's look at what is left counts it, and it lies on this rank's node
             torch.frombuffer(self._window.tomemory(), dtype=torch.uint8).zero_()
@@ -167,8 +177,11 @@ class LaneMemory:
         mine = places[1:] if comm.rank == 0 else [places[comm.rank]]
         segments = [self._segment(place if beside_s else MPI.UNDEFINED, out) for place in mine]
         none = torch.empty(0, dtype=torch.uint8)
-        apart = RankMemory(spec.dtype, (none, none), spec.device)
-        self.ranks = [RankMemory(spec.dtype, s, spec.device) if len(s[0]) else apart for s in segments]
+        apart = RankMemory(spec.dtype, (none, none), spec.memory)
+        self.ranks = [RankMemory(spec.dtype, s, spec.memory) if len(s[0]) else apart for s in segments]
+        self._memory, self._pinned = spec.memory, stretches([part for s in segments for part in s])
+        for first, last in self._pinned:
+            spec.memory.pin(first, last - first)
 
     def _enough(self, size: int) -> bool:
         """Return whether this host has room for what its ranks take; touching memory that is not there kills."""
@@ -184,6 +197,21 @@ class LaneMemory:
     def close(self) -> None:
         """Free the shared memory; every rank of the lane calls this."""
         del self.ranks
+        for first, _ in self._pinned:
+            self._memory.unpin(first)
         self._window.Unlock_all()
         self._window.Free()
         self._here.Free()
+
+
+def stretches(memories: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Return the addresses (first, last + 1) of memory, those as one that may share a page: a page is pinned once."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted((memory.data_ptr(), memory.data_ptr() + memory.nbytes) for memory in memories):
+        if first == last:
+            continue
+        if found and first < found[-1][1] + mmap.PAGESIZE:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    return found

@@ -6,9 +6,7 @@ R-rank has, and gets one back when that is done. An R-rank without work in a ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,9 +14,9 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcdecode.attention.shapes import LayerShape, MixerShape
-from hpcdecode.exchange.base import Share
+from hpcdecode.exchange.base import Parcel, Share
 from hpcdecode.exchange.memory import LaneMemory, LaneSpec, Message
-from hpcdecode.exchange.packing import Packing
+from hpcdecode.exchange.outgoing import Addressed, Outgoing, Requests, outgoing_of
 from hpcdecode.exchange.returns import ReturnReceiver, ReturnTeller
 from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan, wire_length
@@ -26,61 +24,25 @@ from hpcdecode.schedule.plan import Plan, wire_length
 _PLAN, _QKV, _OUT = 1, 2, 3  # message tags
 
 
-class _Requests:
-    """Several MPI requests as one."""
-
-    def __init__(self) -> None:
-        self.requests: list[MPI.Request] = []
-
-    def Test(self) -> bool:
-        done = MPI.Request.Testall(self.requests)
-        if done:
-            self.requests.clear()
-        return done
-
-
-class Addressed(NamedTuple):
-    """A message to an R-rank, by its rank in the lane's communicator."""
-
-    rank: int
-    message: Message
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """What the S-rank packs before it posts.
-
-    Attributes:
-        packings: rows, and where they are packed.
-        posts: the messages with them.
-    """
-
-    packings: Sequence[Packing]
-    posts: Sequence[Addressed]
-
-    def pack(self, rows: Sequence[Tensor]) -> None:
-        """Pack the rows of q, k and v, or of what else tokens bring."""
-        for packing in self.packings:
-            packing.pack(rows)
-
-
 class MpiSLink:
     """The S-rank's end of a lane. All ranks of the lane give the same `spec`, but for its device.
 
     Attributes:
+        shapes: of whole layers.
         graph: communicator of its own, for collectives, if it has one.
     """
 
     graph: MPI.Distgraphcomm | None = None
 
     def __init__(self, comm: MPI.Intracomm, spec: LaneSpec):
-        self.comm, self.spec = comm, spec
+        self.comm, self.spec, self.shapes = comm, spec, spec.shapes
         self._memory = LaneMemory(comm, spec)
         self._plan = np.zeros(wire_length(spec.slots, comm.size - 1), np.int32)
-        self._plans, self._sent, self._answers = _Requests(), _Requests(), _Requests()
+        self._plans, self._sent, self._answers = Requests(), Requests(), Requests()
         self._kinds = kinds_of(spec.shapes)
         self._shares: list[Share] = []
         self._by_kind: dict[int, list[Outgoing]] = {}
+        self._parcels: dict[int, list[Outgoing]] = {}
         self._current: list[Outgoing] = []
         returns = ReturnReceiver(comm, comm.size - 1 if spec.partition.by_head else 1)
         self._returns, self.take_swapped = returns, returns.take
@@ -96,7 +58,7 @@ class MpiSLink:
         length = plan.encode(self._plan)
         partition, pieces = self.spec.partition, 1 if plan.collective else self.spec.pieces
         self._shares = [Share(plan, partition.named(rank), count=pieces) for rank in range(self.comm.size - 1)]
-        self._by_kind = {}
+        self._by_kind, self._parcels = {}, {}
         self._returns.expect(self._shares)
         return length
 
@@ -113,64 +75,74 @@ class MpiSLink:
         self._begin(layer, o)
         for outgoing in self._current:
             outgoing.pack(rows)
-            self._exchange(outgoing)
+            self.exchange(outgoing)
 
     def send_away(self, layer: int, rows: Sequence[Tensor]) -> None:
         """Pack each piece and send it at once; another S-rank gets the answer."""
         self._begin(layer, rows[0])
         for outgoing in self._current:
             outgoing.pack(rows)
-            self._send(outgoing)
+            self.send(outgoing)
 
     def expect_output(self, layer: int, o: Tensor) -> None:
         """Expect the answers to what another S-rank sends."""
         self._begin(layer, o)
         for outgoing in self._current:
-            self._expect(outgoing)
+            self.expect(outgoing)
 
-    def pack(self, layer: int, rows: Sequence[Tensor], o: Tensor) -> None:
-        """Pack all pieces, which a device may do later; `send_packed` is the rest of `send_rows`."""
-        self._begin(layer, o)
-        for outgoing in self._current:
-            outgoing.pack(rows)
+    def parcels(self, layer: int, dtype: torch.dtype) -> Sequence[Outgoing]:
+        """Return what a device packs for a layer, in the order of sending."""
+        kind = self._kinds[layer]
+        if kind not in self._parcels:
+            whole = self._outgoing(self.spec.shapes[kind])
+            self._parcels[kind] = [part for outgoing in whole for part in outgoing.parts()]
+        return self._parcels[kind]
 
-    def send_packed(self) -> None:
-        """Send what was packed."""
-        for outgoing in self._current:
-            self._exchange(outgoing)
+    def begin(self, layer: int) -> None:
+        """Take up a layer whose rows a device packs, once all of the last one have been sent."""
+        wait(self._sent)
 
-    def send_packed_away(self) -> None:
-        """Send what was packed; another S-rank gets the answer."""
-        for outgoing in self._current:
-            self._send(outgoing)
+    def poke(self) -> None:
+        """Let MPI go on with what is under way."""
+        for requests in (self._sent, self._answers):
+            if requests.requests:
+                requests.Test()
 
     def _begin(self, layer: int, target: Tensor) -> None:
         """Take up a layer; target: where its output goes, or a tensor beside it if that is elsewhere."""
         kind = self._kinds[layer]
         if kind not in self._by_kind:
-            self._by_kind[kind] = self._outgoing(self.spec.shapes[kind], target.device)
-        wait(self._sent)
+            self._by_kind[kind] = self._outgoing(self.spec.shapes[kind])
+        self.begin(layer)
         self._target, self._current = target, self._by_kind[kind]
 
-    def _exchange(self, outgoing: Outgoing) -> None:
-        self._expect(outgoing)
-        self._send(outgoing)
+    def exchange(self, parcel: Parcel) -> None:
+        """Send a parcel, which is packed, and expect the answers to it."""
+        self.expect(parcel)
+        self.send(parcel)
 
-    def _expect(self, outgoing: Outgoing) -> None:
-        answers = [self.comm.Irecv(message.answer, rank, _OUT) for rank, message in outgoing.posts]
-        self._answers.requests += answers
+    def expect(self, parcel: Parcel) -> None:
+        """Expect the answers to a parcel."""
+        posts = outgoing_of(parcel).posts
+        self._answers.requests += [self.comm.Irecv(message.answer, rank, _OUT) for rank, message in posts]
 
-    def _send(self, outgoing: Outgoing) -> None:
+    def send(self, parcel: Parcel) -> None:
+        """Send a parcel, which is packed."""
         self._memory.sync()
-        self._sent.requests += [self.comm.Isend(message.qkv, rank, _QKV) for rank, message in outgoing.posts]
+        posts = outgoing_of(parcel).posts
+        self._sent.requests += [self.comm.Isend(message.qkv, rank, _QKV) for rank, message in posts]
 
     def Test(self) -> bool:
         """Return whether all answers have come."""
         return self._answers.Test()
 
+    def take_answers(self) -> None:
+        """Make the answers that have come visible to this rank."""
+        self._memory.sync()
+
     def recv_output(self) -> None:
         """Unpack the answers into o."""
-        self._memory.sync()
+        self.take_answers()
         for outgoing in self._current:
             for packing in outgoing.packings:
                 packing.unpack(self._target)
@@ -180,14 +152,14 @@ class MpiSLink:
         wait(self._plans)
         wait(self._sent)
         self._returns.close()
-        self._by_kind, self._current = {}, []
+        self._by_kind, self._parcels, self._current = {}, {}, []
         self._memory.close()
         self.comm.Free()
 
-    def _outgoing(self, shape: MixerShape, device: torch.device) -> list[Outgoing]:
+    def _outgoing(self, shape: MixerShape) -> list[Outgoing]:
         """Return what is packed for a layer of `shape`, in the order of sending."""
-        groups = self._groups(self.spec.partition.shape(shape))
-        return [Outgoing([self._packing(posts, shape, device)], posts) for posts in groups]
+        partition = self.spec.partition
+        return [Outgoing([posts], posts, shape, partition) for posts in self._groups(partition.shape(shape))]
 
     def _groups(self, own: MixerShape) -> list[list[Addressed]]:
         """Return the messages of a layer, of which an R-rank has `own`: piece by piece, so that all can begin soon.
@@ -208,11 +180,6 @@ class MpiSLink:
             messages = memory.messages([pieces[rank][i] for i, rank in within], own)
             found.update(zip(within, messages, strict=True))
         return [[Addressed(rank + 1, found[key[0], rank]) for rank in keys[key]] for key in sorted(keys)]
-
-    def _packing(self, posts: Sequence[Addressed], shape: MixerShape, device: torch.device) -> Packing:
-        partition = self.spec.partition
-        columns = partition.columns(shape, posts[0].rank - 1) if partition.by_head else None
-        return Packing([post.message for post in posts], columns, device)
 
 
 class MpiRLink:
@@ -237,7 +204,7 @@ class MpiRLink:
         self.shapes = list(map(spec.partition.shape, spec.shapes))
         self._memory = LaneMemory(comm, spec)
         self._plan = np.zeros(wire_length(spec.slots, comm.size - 1), np.int32)
-        self._sent, self._teller = _Requests(), ReturnTeller(comm)
+        self._sent, self._teller = Requests(), ReturnTeller(comm)
         self.tell_swapped = self._teller.tell
         self._kinds = kinds_of(spec.shapes)
         self._by_kind: dict[int, list[Message]] = {}
@@ -283,6 +250,16 @@ class MpiRLink:
         self._memory.sync()
         self._sent.requests.append(self.comm.Isend(message.answer, 0, _OUT))
 
+    def poke(self) -> None:
+        """Let MPI go on with what is under way."""
+        if self._sent.requests:
+            self._sent.Test()
+        self.comm.Iprobe(0, _QKV)
+
+    def while_waiting(self, mark: Waitable) -> Waitable:
+        """Return what is done when `mark` of a device is, and lets MPI go on until then."""
+        return _Poking(mark, self.poke)
+
     def close(self) -> None:
         """Complete what is under way after the stop plan, and free the communicator; every rank calls this."""
         wait(self._sent)
@@ -290,6 +267,19 @@ class MpiRLink:
         self._by_kind = {}
         self._memory.close()
         self.comm.Free()
+
+
+class _Poking:
+    """A mark of a device; a test that finds it not done pokes MPI."""
+
+    def __init__(self, mark: Waitable, poke: Callable[[], None]):
+        self._mark, self._poke = mark, poke
+
+    def Test(self) -> bool:
+        done = self._mark.Test()
+        if not done:
+            self._poke()
+        return done
 
 
 def kinds_of(shapes: Sequence[MixerShape]) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.exchange import packing as module
 from hpcdecode.exchange.base import Share, side_by_side
+from hpcdecode.exchange.device import PlainMemory
 from hpcdecode.exchange.memory import RankMemory
 from hpcdecode.exchange.packing import Packing
 from hpcdecode.exchange.partition import Partition
@@ -28,7 +29,7 @@ def way(request, monkeypatch):
 
 def memory() -> RankMemory:
     none = torch.empty(0, dtype=torch.uint8)
-    return RankMemory(torch.bfloat16, (none, none), HOST)
+    return RankMemory(torch.bfloat16, (none, none), PlainMemory())
 
 
 def rows_of(shape: LayerShape, tokens: int, beside: bool) -> list[torch.Tensor]:
@@ -79,7 +80,7 @@ def test_rows_that_begin_anywhere_are_unpacked(dtype):
     """Memory of o that is not aligned as wide elements are."""
     plan = Plan(decode=np.array([(1, 0), (0, 1), (1, 2)], np.int32))
     none = torch.empty(0, dtype=torch.uint8)
-    (message,) = RankMemory(dtype, (none, none), HOST).messages(Share(plan, 1).pieces, WIDE)
+    (message,) = RankMemory(dtype, (none, none), PlainMemory()).messages(Share(plan, 1).pieces, WIDE)
     message.out.copy_(torch.randn(message.out.shape))
     o = torch.zeros(3 * WIDE.out_columns + 1, dtype=dtype)[1:].view(3, WIDE.out_columns)
     Packing([message], None, HOST).unpack(o)

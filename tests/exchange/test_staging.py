@@ -13,7 +13,7 @@ from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
-from hpcdecode.exchange.staging import Outbox, StagedLink
+from hpcdecode.exchange.staging import Outbox
 from hpcdecode.model import load_split
 from hpcdecode.model.lower.compile import compile_plain
 from hpcdecode.model.run import bound_slice
@@ -24,7 +24,7 @@ from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.system.timeline import Timeline
-from tests.support.late_copies import LateCopies, LateQueue
+from tests.support.late_device import EmulatedLink, LateDevice, LateMemory
 from tests.support.parity import make_case
 from tests.support.scheduling import ListFeed
 
@@ -42,29 +42,31 @@ class Sink:
     [("llama3", 0, "attn_cpu"), ("gemma2", 3, "attn_cpu"), ("gpt_oss", 3, "attn_cpu"), ("gemma2", None, "attn_cuda")],
 )
 def test_tokens_equal_those_of_transformers(name, patience, backend, tmp_path, monkeypatch):
-    """patience: of the copies; None: one device has both roles, and nothing is copied."""
+    """patience: of the device; None: one device has both roles, and nothing is copied."""
 
     def open_part(shapes, sinks):
         size = {"kv_dtype": "float32", "capacity_tokens": 8192, "max_sequences": 32}
         return AttentionWorker(open_kv_cache(shapes, **size, backend=backend), sinks, Timeline())
 
-    copies = None if patience is None else LateCopies(patience)
-    assert_parity(name, open_part, copies, tmp_path, monkeypatch)
+    device = None if patience is None else LateDevice(patience=patience)
+    assert_parity(name, open_part, device, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["llama3", "gpt_oss"])
 def test_an_r_part_on_a_device_beside_an_s_part_that_is_not(name, tmp_path, monkeypatch):
-    """Its attention is done late, and waited for."""
+    """Rows are copied, attended to and copied back late, and that is waited for."""
+    late = LateDevice()
+    late.strict = False
 
     def open_part(shapes, sinks):
         size = {"kv_dtype": "float32", "capacity_tokens": 8192, "max_sequences": 32}
         device = open_kv_cache(shapes, **size, backend="attn_cuda")
-        return AttentionWorker(HostKvCache(device, "cpu"), sinks, Timeline(), LateQueue())
+        return AttentionWorker(HostKvCache(device, "cpu"), sinks, Timeline(), late)
 
     assert_parity(name, open_part, None, tmp_path, monkeypatch)
 
 
-def assert_parity(name, open_part, copies, tmp_path, monkeypatch):
+def assert_parity(name, open_part, device, tmp_path, monkeypatch):
     case = make_case(name, tmp_path, rows=5, new_tokens=6)
     rows = [json.loads(line) for line in (case / "prompts.jsonl").read_text().splitlines()]
     monkeypatch.setattr(bound_slice, "compile_graph", lambda graph, *_, **__: compile_plain(graph))
@@ -75,10 +77,10 @@ def assert_parity(name, open_part, copies, tmp_path, monkeypatch):
     feed = ListFeed([Prompt(i, str(i), row["prompt_token_ids"], params) for i, row in enumerate(rows)])
     placement, sink = Placement([8192], part.kv_cache.block_tokens, lanes), Sink()
     schedulers = [Scheduler(i, feed, placement, LaneLimits(4, 3, 6, 256, 1024), Stops()) for i in range(lanes)]
-    links = [LocalLink(part, i, 16 * i) for i in range(lanes)]
-    if copies:
-        outbox = Outbox()
-        links = [StagedLink(link, outbox, copies) for link in links]
+    memory, outbox = LateMemory(device) if device else None, Outbox()
+    links = [LocalLink(part, i, 16 * i, memory) for i in range(lanes)]
+    if device:
+        links = [EmulatedLink(link, outbox, device) for link in links]
     prompts = PromptKvCache(TorchPromptAttention(shapes, model.dtype, model.device))
     SRank(model, links, schedulers, sink, Stops(), prompts, Timeline()).run(lambda: None)
     assert [sink.tokens[i] for i in range(len(rows))] == json.loads((case / "reference.json").read_text())

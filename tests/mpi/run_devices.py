@@ -2,12 +2,13 @@
 
 usage: run_devices.py LINKS ...
 
-LINKS: staged, where the last of three R-ranks stays on its CPUs; direct, with wires on the devices; or torch, as
-staged, but with all attention by torch's operations.
+LINKS: staged, where the last of three R-ranks stays on its CPUs; direct, the same with MPI that takes memory of
+devices, so that R-rank gets its rows from a device's; or torch, as staged, but with all attention by torch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 from hpcdecode.attention import open as attention_open
@@ -15,40 +16,59 @@ from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.shapes import attention_shapes
 from hpcdecode.engine import engine, kv, links
 from hpcdecode.engine.prefill import PromptKvCache
-from hpcdecode.exchange.staging import DirectLink, Outbox, StagedLink
+from hpcdecode.exchange.device import PlainMemory
+from hpcdecode.exchange.staging import Outbox
 from hpcdecode.model.lower.compile import compile_plain
 from hpcdecode.model.run import bound_slice
 from hpcdecode.ranks import team
 from hpcdecode.ranks.roles import assign_devices
 from tests.mpi.run_parity import main
-from tests.support.late_copies import LateCopies, LateQueue
+from tests.support.late_device import EmulatedLink, LateDevice, LateMemory
 
 DIRECT = sys.argv[1] == "direct"
+PLACE = "cpu:0"  # of an emulated device
+DEVICE = LateDevice()
+lane_spec, local_links = links.lane_spec, links.local_links
 
 
-def staged(links, _device):
+def linked(links, _device):
     outbox = Outbox()
-    return [StagedLink(link, outbox, LateCopies(2)) for link in links]
+    return [EmulatedLink(link, outbox, DEVICE) for link in links]
 
 
-def direct(links, _device):
-    outbox = Outbox()
-    return [DirectLink(link, outbox, LateQueue()) for link in links]
+def on_device(rank):
+    return rank.has_s or rank.kv_device == PLACE
+
+
+def direct(_options, team, rank=None):
+    return DIRECT and team.comm is not None and on_device(team.me if rank is None else rank)
+
+
+def spec_of(options, team, *others):
+    DEVICE.strict = True
+    spec = lane_spec(options, team, *others)
+    return dataclasses.replace(spec, memory=LateMemory(DEVICE, DIRECT) if on_device(team.me) else PlainMemory())
+
+
+def links_of_one_process(*about):
+    DEVICE.strict = False  # rows of slices on CPUs are where torch has them
+    return local_links(*about)
 
 
 def assigned(ranks, *options):
     assign_devices(ranks, *options)
-    r_ranks = [r for r in ranks if r.has_r]
-    for rank in r_ranks if DIRECT else r_ranks[:2]:
-        rank.kv_device = "cpu:0"
+    for rank in [r for r in ranks if r.has_r][:2]:
+        rank.kv_device = PLACE
 
 
 if sys.argv[1] == "torch":
     attention_open.by_kernels = lambda *_: False
 bound_slice.compile_graph = lambda graph, *_, **__: compile_plain(graph)
-engine.staged_links, engine.direct_links = staged, direct
-engine.direct = links.direct = lambda _options, team: DIRECT and team.comm is not None
-kv.CudaQueue = LateQueue
+engine.staged_links = engine.direct_links = linked
+engine.direct = links.direct = direct
+engine.lane_spec = links.lane_spec = spec_of
+engine.local_links = links_of_one_process
+kv.CudaDevice = lambda _device: DEVICE
 team.assign_devices = assigned
 engine.open_prompts = lambda _team, _setup, model, _kv: PromptKvCache(
     TorchPromptAttention(attention_shapes(model.attends), model.dtype, model.device)

@@ -14,6 +14,7 @@ from hpcdecode.attention.shapes import LayerShape, attention_shapes, example_wei
 from hpcdecode.attention.sizes import ENDLESS_BLOCK, block_tokens_for, bytes_per_token, capacity_for, state_tokens_for
 from hpcdecode.bench.stateful_layers import KNOWN
 from hpcdecode.exchange.base import Share
+from hpcdecode.exchange.device import PlainMemory
 from hpcdecode.exchange.memory import RankMemory
 from hpcdecode.model import load_split
 from hpcdecode.planning.hardware import device
@@ -56,7 +57,7 @@ def test_the_wire_has_the_bytes_of_messages(sized, name):
     rows = 5
     share = Share(Plan(decode=np.array([[0, slot] for slot in range(rows)], np.int32)), 0)
     none = torch.empty(0, dtype=torch.uint8)
-    memory, sent = RankMemory(torch.bfloat16, (none, none), torch.device("cpu")), 0
+    memory, sent = RankMemory(torch.bfloat16, (none, none), PlainMemory()), 0
     for shape in shapes:
         (message,) = memory.messages(share.pieces_of(shape), shape)
         sent += sum(len(buffer[0]) for buffer in (message.qkv, message.answer))

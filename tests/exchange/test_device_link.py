@@ -1,0 +1,248 @@
+"""Rows and outputs of a device cross by one gather and one scatter, and nothing is sent or read before it is there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.exchange.base import PackedRows, Share
+from hpcdecode.exchange.device import PlainMemory
+from hpcdecode.exchange.local import LocalParcel
+from hpcdecode.exchange.partition import Partition
+from hpcdecode.exchange.staging import DeviceLink, Outbox
+from hpcdecode.schedule.plan import Plan
+from tests.support.late_device import LateDevice, LateMemory
+
+WIDE, ODD = LayerShape(4, 8, 16, 8, 1.0), LayerShape(1, 3, 5, 2, 1.0)
+LATENT = LayerShape(1, 24, 16, 4, 1.0, latent=True)
+STATE = RecurrentShape(heads=4, k_heads=2, k_dim=8, v_dim=8, taps=4, delta=True, has_beta=True)
+DTYPE = torch.float32
+
+
+class AnsweringLink:
+    """A lane that R-ranks answer at once: the columns of a row, repeated, plus one.
+
+    Attributes:
+        sent: Whole rows of prompts that came, [k | v], by R-rank.
+        order: Of what happened.
+    """
+
+    def __init__(self, shapes, partition, memory):
+        self.shapes, self.partition, self.memory = shapes, partition, memory
+        self.prompts, self.order, self.pokes = [], [], 0
+        self.expected = set()
+
+    def send_plan(self, plan):
+        parts = range(self.partition.parts)
+        self.shares = [Share(plan, self.partition.named(rank)) for rank in parts]
+
+    def parcels(self, layer, dtype):
+        shape, found = self.shapes[layer], []
+        own = self.partition.shape(shape)
+        for rank, share in enumerate(self.shares):
+            for piece in share.pieces_of(own):
+                columns = self.partition.columns(shape, rank) if self.partition.by_head else None
+                sent = self.memory.empty(piece.elements(own), dtype)
+                answered = self.memory.empty(len(piece.decode_rows) * own.out_columns, dtype)
+                found.append(LocalParcel([PackedRows(piece, columns, sent, answered)]))
+        return found
+
+    def begin(self, layer):
+        assert not self.expected
+        self.layer = layer
+
+    def expect(self, parcel):
+        (packed,) = parcel.packed
+        packed.answered.fill_(float("nan"))  # may be overwritten from now on
+        self.expected.add(id(parcel))
+
+    def send(self, parcel):
+        self.order.append("send")
+        (packed,) = parcel.packed
+        own = self.partition.shape(self.shapes[self.layer])
+        n, m = len(packed.piece.decode_rows), len(packed.piece.prefill_rows)
+        rows = packed.sent[: n * own.row_columns].view(n, own.row_columns)
+        assert not packed.sent.isnan().any(), "sent before it was there"
+        if m:
+            self.prompts.append(packed.sent[n * own.row_columns :].view(m, -1).clone())
+        packed.answered.copy_((rows.repeat(1, 4)[:, : own.out_columns] + 1).flatten())
+
+    def exchange(self, parcel):
+        self.expect(parcel)
+        self.send(parcel)
+        self.expected.remove(id(parcel))
+
+    def Test(self):
+        return True
+
+    def take_answers(self):
+        self.order.append("take")
+
+    def poke(self):
+        self.pokes += 1
+
+
+def plan_of(owners, prompts):
+    first, rows = len(owners), []
+    for rank, slot, tokens in prompts:
+        rows.append((rank, slot, first, tokens))
+        first += tokens
+    return Plan(
+        decode=np.array([(rank, slot) for slot, rank in enumerate(owners)], np.int32).reshape(-1, 2),
+        prefill=np.array(rows, np.int32).reshape(-1, 4),
+    )
+
+
+def widths(shape):
+    if isinstance(shape, LayerShape):
+        return [shape.q_columns, shape.k_columns, shape.v_columns]
+    return [width for width in shape.widths if width]
+
+
+def expected_of(whole, shape, plan, partition):
+    """The output of a layer, NaN where R-ranks do not answer, and the rows of prompts that come to them in order."""
+    blocks, prompts = whole.split(widths(shape), 1), []
+    o = torch.full((len(whole), shape.out_columns), float("nan"))
+    for rank in range(partition.parts):
+        columns, own = partition.columns(shape, rank), partition.shape(shape)
+        rows = [x[:, part] for x, part in zip(blocks, columns.rows, strict=True)]
+        for piece in Share(plan, partition.named(rank)).pieces_of(own):
+            answered = torch.cat(rows, 1)[piece.decode_rows].repeat(1, 4)[:, : own.out_columns] + 1
+            o[torch.from_numpy(piece.decode_rows), columns.o] = answered
+            if len(piece.prefill_rows):
+                prompts.append(torch.cat(rows[1:], 1)[piece.prefill_rows])
+    return o, prompts
+
+
+CASES = [([0, 1, 0, 2, 1, 1], []), ([0, 0, 1, 2], [(2, 9, 3)]), ([], [(0, 9, 2), (1, 8, 4)]), ([1, 1], [(0, 9, 1)])]
+
+
+@pytest.mark.parametrize("kind", ["request", "head"])
+@pytest.mark.parametrize("private", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("shapes", [[WIDE, WIDE], [ODD, LATENT, ODD], [STATE, WIDE, STATE]])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_go_to_their_r_rank_and_outputs_to_their_rows(seed, shapes, private, kind):
+    """Of a device that does all of it late, steps of several plans, slices and outputs included."""
+    if kind == "head" and ODD in shapes:
+        shapes = [LATENT, LATENT]
+    partition = Partition(kind, 3 if kind == "request" else 2)
+    device, outbox = LateDevice(seed), Outbox()
+    link = AnsweringLink(shapes, partition, LateMemory(device, private))
+    lane = DeviceLink(link, outbox, device)
+    found, wanted, prompts = [], [], []
+    for owners, apart in CASES:
+        by_head = kind == "head"
+        plan = plan_of([0] * len(owners) if by_head else owners, [(0, *a[1:]) if by_head else a for a in apart])
+        lane.send_plan(plan)
+        for layer, shape in enumerate(shapes):
+            tokens = plan.decode_tokens + plan.prefill_tokens
+            whole = torch.randn(tokens, shape.row_columns)
+            rows = [torch.full((tokens, w), float("nan")) for w in widths(shape)]
+            o = torch.full((tokens, shape.out_columns), float("nan"))
+            device.tell(lambda rows=rows, whole=whole, shape=shape: compute(rows, whole, shape))
+            lane.send_rows(layer, rows, o)
+            while not lane.Test():
+                pass
+            lane.recv_output()
+            taken = torch.empty_like(o)
+            device.tell(lambda taken=taken, o=o: taken.copy_(o))
+            found.append(taken)
+            output, sent = expected_of(whole, shape, plan, partition)
+            wanted.append(output)
+            prompts += sent
+    device.finish()
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert len(prompts) == len(link.prompts) > 0
+    assert all(torch.equal(one, other) for one, other in zip(link.prompts, prompts, strict=True))
+
+
+def compute(rows, whole, shape):
+    for row, part in zip(rows, whole.split(widths(shape), 1), strict=True):
+        row.copy_(part)
+
+
+def crossing(ranks, private=False, beside=True):
+    """Counts of one layer of 64 sequences over so many R-ranks, after a first step."""
+    device, outbox = LateDevice(), Outbox()
+    link = AnsweringLink([WIDE] * 4, Partition("request", ranks), LateMemory(device, private))
+    lane = DeviceLink(link, outbox, device)
+    draw = np.random.default_rng(0)
+    for step in range(2):
+        if step == 1:
+            device.counts = dict.fromkeys(device.counts, 0)
+        lane.send_plan(plan_of(draw.integers(0, ranks, 64).tolist(), []))
+        for layer in range(4):
+            rows = torch.randn(64, WIDE.row_columns).split(widths(WIDE), 1)
+            lane.send_rows(layer, rows if beside else [x.clone() for x in rows], torch.zeros(64, WIDE.out_columns))
+            while not lane.Test():
+                pass
+            lane.recv_output()
+            device.finish()
+    return device.counts
+
+
+def test_a_layer_takes_one_gather_and_one_scatter_and_its_places_go_there_once_a_step():
+    few, many = crossing(2), crossing(16)
+    assert few["tell"] == many["tell"] == 4 * 2  # a gather and a scatter a layer
+    assert few["upload"] == many["upload"] == 1
+    assert many["out"] == many["into"] == 4
+    assert many["copies"] == 4 * 2 * 16  # memory of each R-rank of its own, as shared memory is
+    assert crossing(16, private=True)["copies"] == 4 * 2 * 16
+
+
+def test_memory_that_follows_each_other_is_copied_at_once():
+    class Together(AnsweringLink):
+        """Memory of all R-ranks one behind the other, sent as one parcel."""
+
+        def parcels(self, layer, dtype):
+            apart = super().parcels(layer, dtype)
+            packed = [rows for parcel in apart for rows in parcel.packed]
+            sent = self.memory.empty(sum(len(p.sent) for p in packed), dtype).split([len(p.sent) for p in packed])
+            back = self.memory.empty(sum(len(p.answered) for p in packed), dtype)
+            answers = back.split([len(p.answered) for p in packed])
+            each = zip(packed, sent, answers, strict=True)
+            return [LocalParcel([PackedRows(p.piece, p.columns, *memory)]) for p, *memory in each]
+
+    device = LateDevice()
+    lane = DeviceLink(Together([WIDE], Partition("request", 8), LateMemory(device)), Outbox(), device)
+    lane.send_plan(plan_of([0, 1, 2, 3, 4, 5, 6, 7] * 4, []))
+    lane.send_rows(0, torch.randn(32, WIDE.row_columns).split(widths(WIDE), 1), torch.zeros(32, WIDE.out_columns))
+    while not lane.Test():
+        pass
+    before = device.counts["copies"]
+    lane.recv_output()
+    assert (before, device.counts["copies"] - before) == (8, 1)  # there by parcel, back at once
+
+
+def test_the_first_parcel_is_sent_before_the_last_has_left():
+    device, outbox = LateDevice(), Outbox()
+    link = AnsweringLink([WIDE], Partition("request", 4), LateMemory(device))
+    lane = DeviceLink(link, outbox, device)
+    lane.send_plan(plan_of([0, 1, 2, 3] * 4, []))
+    device.go_on = lambda: None
+    lane.send_rows(0, torch.randn(16, WIDE.row_columns).split(widths(WIDE), 1), torch.zeros(16, WIDE.out_columns))
+    for _ in range(device.patience + 1):
+        outbox.send_ready()
+    assert link.order == ["send"] and len(device.streams["out"]) == 3
+
+
+def test_who_waits_for_a_device_pokes_all_lanes():
+    device, outbox = LateDevice(patience=3), Outbox()
+    lanes = [AnsweringLink([WIDE], Partition("request", 1), LateMemory(device)) for _ in range(2)]
+    links = [DeviceLink(lane, outbox, device) for lane in lanes]
+    device.go_on = lambda: None
+    links[0].send_plan(plan_of([0], []))
+    links[0].send_rows(0, torch.randn(1, WIDE.row_columns).split(widths(WIDE), 1), torch.zeros(1, WIDE.out_columns))
+    assert not links[0].Test()
+    assert lanes[0].pokes == lanes[1].pokes >= 1
+
+
+def test_memory_that_is_not_pinned_is_found():
+    device = LateDevice()
+    lane = DeviceLink(AnsweringLink([WIDE], Partition("request", 1), PlainMemory()), Outbox(), device)
+    lane.send_plan(plan_of([0], []))
+    with pytest.raises(AssertionError, match="not pinned"):
+        lane.send_rows(0, torch.randn(1, WIDE.row_columns).split(widths(WIDE), 1), torch.zeros(1, WIDE.out_columns))
