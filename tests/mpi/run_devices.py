@@ -40,14 +40,15 @@ def on_device(rank):
     return rank.has_s or rank.kv_device == PLACE
 
 
-def direct(_options, team, rank=None):
-    return DIRECT and team.comm is not None and on_device(team.me if rank is None else rank)
+def direct(options, team, rank=None):
+    takes = DIRECT and options.exchange != "collective" and team.comm is not None
+    return takes and on_device(team.me if rank is None else rank)
 
 
 def spec_of(options, team, *others):
     DEVICE.strict = True
-    spec = lane_spec(options, team, *others)
-    return dataclasses.replace(spec, memory=LateMemory(DEVICE, DIRECT) if on_device(team.me) else PlainMemory())
+    memory = LateMemory(DEVICE, direct(options, team)) if on_device(team.me) else PlainMemory()
+    return dataclasses.replace(lane_spec(options, team, *others), memory=memory)
 
 
 def links_of_one_process(*about):

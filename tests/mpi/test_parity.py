@@ -165,6 +165,7 @@ def test_bfloat16_tokens_over_latents_are_the_same_for_every_world(mpiexec, tmp_
 def test_tokens_of_emulated_devices_equal_those_of_transformers(mpiexec, tmp_path, links):
     case = make_case("llama3", tmp_path, rows=4, new_tokens=8, common=100)
     runs = ("1:7:2", "4:7:2:request:3", "3:7:2:head:1", "4:7:3:rot2-request:2", "4:1:4:rot3-request", *PREFILL)
+    runs += COLLECTIVE_RUNS
     assert differing(mpiexec, [case], "float32", "transformers", runs, ("run_devices.py", links)) == {
         "llama3": dict.fromkeys(runs, 0)
     }
