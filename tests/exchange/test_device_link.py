@@ -189,6 +189,7 @@ def test_a_layer_takes_one_gather_and_one_scatter_and_its_places_go_there_once_a
     assert few["tell"] == many["tell"] == 4 * 2  # a gather and a scatter a layer
     assert few["upload"] == many["upload"] == 1
     assert many["out"] == many["into"] == 4
+    assert many["empty"] == 0  # memory of the device is kept from step to step
     assert many["copies"] == 4 * 2 * 16  # memory of each R-rank of its own, as shared memory is
     assert crossing(16, private=True)["copies"] == 4 * 2 * 16
 
@@ -227,6 +228,23 @@ def test_the_first_parcel_is_sent_before_the_last_has_left():
     for _ in range(device.patience + 1):
         outbox.send_ready()
     assert link.order == ["send"] and len(device.streams["out"]) == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_are_sent_away_are_not_overwritten(seed):
+    """By those of the next layer, though nothing comes back to wait for."""
+    device, outbox = LateDevice(seed), Outbox()
+    link = AnsweringLink([WIDE] * 3, Partition("request", 2), LateMemory(device))
+    lane, came = DeviceLink(link, outbox, device), []
+    link.send = lambda parcel: came.extend(packed.sent.clone() for packed in parcel.packed)
+    lane.send_plan(plan_of([0, 1, 1, 0], []))
+    given = [torch.randn(4, WIDE.row_columns) for _ in range(3)]
+    for layer, whole in enumerate(given):
+        lane.send_away(layer, whole.split(widths(WIDE), 1))
+    while outbox.holds(link):
+        outbox.send_ready()
+    wanted = [whole[rows].flatten() for whole in given for rows in ([0, 3], [1, 2])]
+    assert all(torch.equal(one, other) for one, other in zip(came, wanted, strict=True))
 
 
 def test_who_waits_for_a_device_pokes_all_lanes():

@@ -76,7 +76,7 @@ class LateDevice:
         self.patience, self.random = patience, random.Random(seed)
         self.streams = {name: deque() for name in ("compute", "out", "in")}
         self.seen, self.registered, self.strict = {}, {}, True
-        self.counts = dict.fromkeys(("tell", "out", "into", "copies", "upload"), 0)
+        self.counts = dict.fromkeys(("tell", "out", "into", "copies", "upload", "empty"), 0)
         self._array = np.zeros(POOL, np.uint8)
         self._pool = torch.from_numpy(self._array)
         self._live = {}  # bytes of device memory by offset
@@ -122,6 +122,7 @@ class LateDevice:
         return memory
 
     def empty(self, size, dtype):
+        self.counts["empty"] += 1
         nbytes, at = max(size * dtype.itemsize, 1), 0
         for first, length in sorted(self._live.items()):
             if at + nbytes <= first:
