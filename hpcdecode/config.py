@@ -64,7 +64,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         mamba_ssm_cache_dtype: Data type of recurrent states, of all kinds of layers; None for float32.
         device: Device of the S-ranks; None for `cuda` where they see a GPU.
         compile: Compile slices on GPUs with torch's compiler.
-        gpu_mpi: Send activations from GPU to GPU, if all ranks compute on GPUs and MPI takes their memory.
+        gpu_mpi: Send and receive activations in the memory of GPUs, on ranks whose MPI takes it.
         r_device: Device of the R-ranks; `auto` for a GPU where one is left for the rank.
         batch: B, sequences of an S-rank that decode at once in the steady state.
         period: F, steps between injections of new rows.

@@ -107,7 +107,7 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     help = f"device of the R-ranks; auto takes a GPU where one is free, else the CPU ({defaults['r_device']}). "
     help += "A single process with cuda for both roles keeps the KV cache on its GPU"
     add("--r-device", choices=R_DEVICES, help=help)
-    help = "send activations from GPU to GPU if all ranks compute on GPUs and MPI takes their memory (default: yes)"
+    help = "send and receive activations in the memory of GPUs on ranks whose MPI takes it (default: yes)"
     add("--gpu-mpi", action=argparse.BooleanOptionalAction, help=help)
     add(
         "--batch",
