@@ -106,11 +106,8 @@ def apart(team: Team, group: Group) -> bool:
 
 
 def direct(options: EngineOptions, team: Team, rank: Rank | None = None) -> bool:
-    """Return whether a rank, by default this one, sends and receives memory of its GPU, which its MPI takes.
-
-    Other ranks may do so or not. One of both roles sends nothing, and collectives go through host memory.
-    """
-    me = team.me if rank is None else rank
+    """Return whether a rank, this one by default, sends and receives in memory of its GPU; others may do so or not."""
+    me = rank or team.me
     on_gpu = me.has_s != me.has_r and (me.kv_device if me.has_r else me.device) != "cpu"
     return options.gpu_mpi and options.exchange != "collective" and me.gpu_mpi and on_gpu
 

@@ -21,14 +21,6 @@ class Late:
         return self.left < 0
 
 
-class LateQueue:
-    def __init__(self, _device=None, patience=2):
-        self.patience = patience
-
-    def tell(self, work):
-        return Late(work, self.patience)
-
-
 class LateCopies:
     def __init__(self, patience):
         self.patience = patience
