@@ -38,8 +38,7 @@ from hpcdecode.engine.setup import direct, load, partition_of
 from hpcdecode.engine.survive import on_loss, work_on
 from hpcdecode.engine.work import Work
 from hpcdecode.exchange.base import SLink
-from hpcdecode.exchange.staging import direct as direct_links
-from hpcdecode.exchange.staging import staged as staged_links
+from hpcdecode.exchange.staging import staged
 from hpcdecode.model import SplitModel
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
@@ -211,7 +210,7 @@ class Engine:
         spec = lane_spec(options, team, self.setup, lanes[0].scale, device if direct(self.options, self.team) else HOST)
         plain = [s_link(options, team, number, comm, spec) for number, comm in enumerate(comms)]
         self.comms += [link.graph for link in plain if link.graph]
-        return (direct_links if direct(self.options, self.team) else staged_links)(plain, device)
+        return staged(plain, device)
 
     def _run_s(
         self,

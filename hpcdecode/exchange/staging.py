@@ -181,6 +181,3 @@ def staged(links: Sequence[ParcelLink], device: torch.device) -> Sequence[SLink]
         return links
     outbox, own = Outbox(), CudaDevice(device)
     return [DeviceLink(link, outbox, own) for link in links]
-
-
-direct = staged  # their memory says whether it is on the device
