@@ -19,7 +19,7 @@ from hpcdecode.exchange.device_packing import Images, LayerImages
 from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan
 
-__all__ = ["Accelerator", "Copies", "CudaCopies", "CudaDevice", "DeviceLink", "Outbox", "Queue", "direct", "staged"]
+__all__ = ["Accelerator", "Copies", "CudaCopies", "CudaDevice", "DeviceLink", "Outbox", "Queue", "staged"]
 
 
 class _Post:
