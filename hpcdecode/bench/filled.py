@@ -25,13 +25,19 @@ def capacity(lengths: tuple[int, ...]) -> int:
     return sum(-(-n // 64) * 64 for n in lengths)
 
 
-def fill(kv_cache: KvCache, shape: LayerShape, lengths: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+def fill(
+    kv_cache: KvCache,
+    shape: LayerShape,
+    lengths: tuple[int, ...],
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
     """Put sequences of `lengths` tokens into slots 0, 1, ... of an empty KV cache.
 
     Returns:
-        The rows [k | v] that they repeat, bfloat16 [1024, kv_columns].
+        The rows [k | v] that they repeat, `dtype` [1024, kv_columns].
     """
-    rows = torch.randn(_ROWS, shape.kv_columns, generator=torch.Generator().manual_seed(0)).bfloat16().to(device)
+    rows = torch.randn(_ROWS, shape.kv_columns, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
     for slot, length in enumerate(lengths):
         for start, end in pairwise([*range(0, length, _ROWS), length]):
             slots, counts = np.array([slot], np.int32), np.array([end - start], np.int32)
@@ -49,10 +55,12 @@ class DecodeArguments(NamedTuple):
     out: Tensor
 
 
-def decode(shape: LayerShape, n: int, device: torch.device | str = "cpu") -> DecodeArguments:
+def decode(
+    shape: LayerShape, n: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.bfloat16
+) -> DecodeArguments:
     """Return random arguments for one token of each of the sequences in slots 0 to n - 1."""
-    qkv = torch.randn(n, shape.row_columns, generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
-    out = torch.empty(n, shape.out_columns, dtype=torch.bfloat16, device=device)
+    qkv = torch.randn(n, shape.row_columns, generator=torch.Generator().manual_seed(1)).to(dtype).to(device)
+    out = torch.empty(n, shape.out_columns, dtype=dtype, device=device)
     return DecodeArguments(np.arange(n, dtype=np.int32), np.ones(n, np.int32), qkv, out)
 
 
@@ -72,18 +80,53 @@ def verify(kv_cache: KvCache, shape: LayerShape, kv_dtype: str, device: torch.de
     Raises:
         RuntimeError: If they differ.
     """
-    rows = fill(kv_cache, shape, LENGTHS, device).cpu()
-    slots, counts, qkv, out = decode(shape, len(LENGTHS), device)
+    errors = errors_of(kv_cache, shape, kv_dtype, device)
+    for length, error in zip(LENGTHS, errors, strict=True):
+        if not error <= _TOLERANCE:
+            raise RuntimeError(f"{kv_dtype}, {shape}, length {length}: error {error:.3g} of max |v| is out of bounds")
+
+
+def errors_of(
+    kv_cache: KvCache,
+    shape: LayerShape,
+    kv_dtype: str,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[float]:
+    """Fill an empty KV cache with sequences of LENGTHS, and return its attention's largest errors as shares of max |v|.
+
+    Args:
+        kv_cache: The KV cache, of one layer.
+        shape: Its layer.
+        kv_dtype: Its data type.
+        device: Where it takes tensors.
+        dtype: Data type of activations.
+    """
+    rows = fill(kv_cache, shape, LENGTHS, device, dtype).cpu()
+    slots, counts, qkv, out = decode(shape, len(LENGTHS), device, dtype)
     kv_cache.attend(0, slots, counts, qkv, out)
-    for i, length in enumerate(LENGTHS):
-        own = qkv[i : i + 1].cpu()
-        held = torch.cat([rows.repeat(2, 1)[: length - 1], own[:, shape.q_columns :]])
-        k, v = (x.double() for x in _stored(held, shape, kv_dtype))
-        q = own[:, : shape.own_q_columns].double().view(1, shape.q_heads, shape.k_dim)
-        chosen = None
-        if shape.indexer:
-            keys = held[:, shape.own_k_columns :].to(DTYPES[index_dtype(kv_dtype)]).float()
-            chosen = chosen_positions(own[:, shape.own_q_columns : shape.q_columns].float(), keys, shape.indexer)
-        error = (attend_one(q, k, v, shape, None, chosen).flatten() - out[i].cpu().double()).abs().max().item()
-        if error > _TOLERANCE * v.abs().max().item():
-            raise RuntimeError(f"{kv_dtype}, {shape}, length {length}: error {error:.3g} is out of bounds")
+    return [
+        _error(qkv[i : i + 1].cpu(), out[i].cpu(), rows.repeat(2, 1)[: length - 1], shape, kv_dtype)
+        for i, length in enumerate(LENGTHS)
+    ]
+
+
+def _error(own: Tensor, out: Tensor, before: Tensor, shape: LayerShape, kv_dtype: str) -> float:
+    """Return the largest error of the output of one token.
+
+    Args:
+        own: Its row [1, row_columns].
+        out: Its output [out_columns].
+        before: Rows [k | v] of the tokens before it.
+        shape: Shape of the layer.
+        kv_dtype: Data type that K and V are stored as.
+    """
+    held = torch.cat([before, own[:, shape.q_columns :]])
+    k, v = (x.double() for x in _stored(held, shape, kv_dtype))
+    q = own[:, : shape.own_q_columns].double().view(1, shape.q_heads, shape.k_dim)
+    chosen = None
+    if shape.indexer:
+        keys = held[:, shape.own_k_columns :].to(DTYPES[index_dtype(kv_dtype)]).float()
+        chosen = chosen_positions(own[:, shape.own_q_columns : shape.q_columns].float(), keys, shape.indexer)
+    exact = attend_one(q, k, v, shape, None, chosen).flatten()
+    return float((exact - out.double()).abs().max() / v.abs().max())

@@ -30,7 +30,7 @@ def main(
         parser_class: What parses the flags.
 
     Returns:
-        The exit code, 0.
+        The exit code: 0, or that of a benchmark which returns one in place of a report.
     """
     module = import_module(f"hpcdecode.bench.{name}")
     parser = parser_class(
@@ -39,7 +39,9 @@ def main(
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     module.add_arguments(parser)
     options = parser.parse_args(arguments, argparse.Namespace(comm=comm, arguments=arguments))
-    result: Report | None = module.run(options)
+    result: Report | int | None = module.run(options)
+    if isinstance(result, int):
+        return result
     if result is not None:
         print(json.dumps(result, indent=1) if options.json else _text(result))
     return 0

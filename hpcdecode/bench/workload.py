@@ -86,9 +86,11 @@ class Shape:
 
 SHAPES = {
     "8b": Shape(hidden=4096, layers=32, heads=32, kv_heads=8, mlp=14336, vocabulary=128_256),
+    "8b-4-layers": Shape(hidden=4096, layers=4, heads=32, kv_heads=8, mlp=14336, vocabulary=32_000),
     "355m": Shape(hidden=1024, layers=24, heads=16, kv_heads=4, mlp=3072, vocabulary=32_000),
     "50m": Shape(hidden=512, layers=12, heads=8, kv_heads=4, mlp=1536, vocabulary=16_000),
     "pipeline": Shape(hidden=1024, layers=6, heads=16, kv_heads=4, mlp=3072, vocabulary=1024),
+    "tiny-6-layers": Shape(hidden=128, layers=6, heads=4, kv_heads=2, mlp=256, vocabulary=1024),
     "tiny": Shape(hidden=128, layers=2, heads=4, kv_heads=2, mlp=256, vocabulary=1024),
 }
 
