@@ -78,8 +78,7 @@ def _run(name: str, on: Conditions, left: float) -> dict[str, Any]:
     limit = min(PARTS[name].seconds, left)
     log, found = on.folder / f"{name}.log", on.folder / f"{name}.json"
     found.unlink(missing_ok=True)
-    own = [name, str(on.work), str(limit), *(["emulated"] if on.emulated else [])]
-    line, environment = [sys.executable, "-m", "hpcdecode.bench.gpu.parts", *own], _environment()
+    line, environment = _line(name, on, limit), _environment()
     begun, at = perf_counter(), strftime("%Y-%m-%d %H:%M:%S")
     with open(log, "w") as to:
         process = subprocess.Popen(line, stdout=to, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
@@ -92,6 +91,12 @@ def _run(name: str, on: Conditions, left: float) -> dict[str, Any]:
         error += f"\nended with code {code}"
     kept = json.loads(found.read_text()) if found.exists() else {"checks": [], "figures": [], "notes": {}}
     return {"status": status, "at": at, "seconds": round(perf_counter() - begun, 2), "error": error, **kept}
+
+
+def _line(name: str, on: Conditions, limit: float) -> list[str]:
+    """Return the command that runs a part."""
+    own = [name, str(on.work), str(limit), *(["emulated"] if on.emulated else [])]
+    return [sys.executable, "-m", "hpcdecode.bench.gpu.parts", *own]
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> tuple[int, bool]:
