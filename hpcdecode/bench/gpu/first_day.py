@@ -96,7 +96,7 @@ def _run(name: str, on: Conditions, left: float) -> dict[str, Any]:
 def _line(name: str, on: Conditions, limit: float) -> list[str]:
     """Return the command that runs a part."""
     own = [name, str(on.work), str(limit), *(["emulated"] if on.emulated else [])]
-    return [sys.executable, "-m", "hpcdecode.bench.gpu.parts", *own]
+    return [sys.executable, "-m", "hpcdecode.bench.gpu", *own]
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> tuple[int, bool]:

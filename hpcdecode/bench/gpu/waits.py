@@ -60,7 +60,7 @@ def _runner(on: Conditions, model: str, r_device: str) -> Runner:
     ).check()
     engine = Engine(options, assemble(None, None, device, r_device))
     calls = Calls(engine)
-    prompts: list[object] = [[4 + row] * _PROMPT for row in range(_ROWS)]
+    prompts: list[object] = [{"prompt_token_ids": [4 + row] * _PROMPT} for row in range(_ROWS)]
 
     def run(tokens: int) -> int:
         calls.run(prompts, SamplingParams(max_tokens=tokens, ignore_eos=True), False)
