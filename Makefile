@@ -65,10 +65,19 @@ test-native: .venv/.installed
 test-numa:
 	tests/native/run_numa_guest.sh $(KERNEL)
 
-# Compiles what runs on a GPU, for sm_80, sm_90 and as PTX; needs nvcc, no GPU
-cuda:
-	cmake -S . -B build/cuda -DHPCDECODE_CUDA=ON -DHPCDECODE_WERROR=ON -DHPCDECODE_PYTHON=OFF >/dev/null
-	cmake --build build/cuda --target attn_cuda --parallel 2
+# Compiles what runs on a GPU, for sm_80, sm_90 and as PTX; needs nvcc, no GPU and no driver. The module is imported, and
+# the machine code of the kernels is looked over if there is a cuobjdump.
+CUDA_PYTHON := build/cuda-python/bin/python
+cuda: $(CUDA_PYTHON)
+	cmake -S . -B build/cuda -DHPCDECODE_CUDA=ON -DHPCDECODE_WERROR=ON -DHPCDECODE_PYTHON=ON \
+		-DPython_EXECUTABLE=$(abspath $(CUDA_PYTHON)) >/dev/null
+	cmake --build build/cuda --target _attn_cuda --parallel 2
+	PYTHONPATH=build/cuda/native/attn_cuda $(CUDA_PYTHON) tests/cuda/imported.py
+	$(CUDA_PYTHON) tests/cuda/sass.py build/cuda/native/attn_cuda/libattn_cuda.a
+
+$(CUDA_PYTHON):
+	$(PYTHON) -m venv build/cuda-python
+	$@ -m pip install --quiet nanobind nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 
 # Docstrings are among ruff's rules. What git does not know yet is checked, too.
 lint: .venv/.installed
