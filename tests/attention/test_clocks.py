@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from hpcdecode.attention import clocks
@@ -10,7 +12,7 @@ from hpcdecode.attention import clocks
 class TimedEvent:
     """An event of a device whose time is the number of events so far, and which is one event late."""
 
-    made: list[TimedEvent] = []
+    made: ClassVar[list[TimedEvent]] = []
 
     def __init__(self, enable_timing=False):
         assert enable_timing

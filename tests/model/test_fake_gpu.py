@@ -43,7 +43,7 @@ def test_slices_run_on_a_gpu_that_is_not_there(checkpoint, name):
             continue
         assert devices(graph) == {GPU}
         ran += 1
-    assert ran >= 2  # the first slice and the last one
+    assert ran >= 1  # if all layers have experts, the first slice
 
 
 def test_a_tensor_of_another_device_is_refused():

@@ -49,6 +49,10 @@ def _part(name: str, part: dict[str, Any]) -> Iterator[str]:
     if part["checks"]:
         checks = [(c["check"], c["expected"], c["found"], "yes" if c["passed"] else "**no**") for c in part["checks"]]
         yield from _table(("check", "expected", "found", "passed"), checks)
+    facts = [(key, value) for key, value in part["notes"].items() if len(_cell(value)) <= _LONGEST]
+    if facts:
+        yield ""
+        yield from _table(("note", "found"), facts)
     if part["error"].strip():
         yield "\n```"
         yield from part["error"].strip().splitlines()[-_ERROR_LINES:]

@@ -18,17 +18,41 @@ from hpcdecode.report.benchmark import case
 _ROTATED = 256 << 20  # bytes of weights in turn, at least; an L2 cache has 50 MB
 
 
-def slices(model: SplitModel, shape: Shape, batch: int, passes: int, name: str = "slices") -> Iterator[Case]:
-    """Yield the milliseconds of a step of `batch` sequences without its attention, against its bare GEMMs."""
+def slices(
+    model: SplitModel, shape: Shape, batch: int, passes: int, name: str = "slices", *, recorded: bool = False
+) -> Iterator[Case]:
+    """Yield the milliseconds of a step of `batch` sequences without its attention, against its bare GEMMs.
+
+    Args:
+        model: The model.
+        shape: Its sizes.
+        batch: Tokens of the step.
+        passes: Number of measurements.
+        name: Of the case.
+        recorded: Replay the step from one CUDA graph, so that it takes no launches.
+    """
     products, step = products_of(model, shape, batch), step_of(model, batch)
     times, ratios = [], []
     with torch.inference_mode():
         step()  # compiles
+        if recorded:
+            step = _recorded(step, model.device)
         for _ in range(passes + 1):
             limit = device_seconds(products, model.device)
             times.append(device_seconds(step, model.device))
             ratios.append(limit / times[-1])
     yield case(f"{name}, {batch} sequences", [t * 1e3 for t in times[1:]], "ms a step", "bare products", ratios[1:])
+
+
+def _recorded(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Record a step as a CUDA graph and return what replays it."""
+    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize(device)
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    return graph.replay
 
 
 def weight_sets(shape: Shape, itemsize: int) -> int:
