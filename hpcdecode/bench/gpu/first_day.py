@@ -27,6 +27,7 @@ _LEAST = 10  # seconds that a part needs
 _GRACE = 5  # seconds that a part has to end what it has started
 _LOG_TEXT = 20_000  # characters of a failed part's log that are kept
 _MODELS = ("tiny", "tiny-6-layers")  # that several parts take
+_LARGE = {"slices", "transfers", "jobs"}  # parts that take a model which is made meanwhile
 logger = logging.getLogger(__name__)
 
 
@@ -49,9 +50,12 @@ def first_day(
     report, begun = FirstDayReport(on, resume), perf_counter()
     asked = [name for name in PARTS if name in names]
     todo = [name for name in asked if not (resume and report.passed(name))]
-    for model in (*_MODELS, on.model) if todo else ():
+    for model in _MODELS if todo else ():
         checkpoint(on.work, model)
+    large = ThreadPoolExecutor(1).submit(checkpoint, on.work, on.model) if _LARGE & {*todo} else None
     for together in _groups(todo):
+        if large and _LARGE & {*together}:
+            large.result()
         left = seconds - (perf_counter() - begun)
         if left < _LEAST:
             logger.warning(f"{', '.join(todo[todo.index(together[0]) :])}: not run, as {seconds:.0f} s have gone")

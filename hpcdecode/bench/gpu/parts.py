@@ -31,7 +31,7 @@ PARTS = {
     "kernels": DayPart("kernels", "kernels", 150, False),
     "sanitizer": DayPart("kernels", "sanitizer", 110, False),
     "parity": DayPart("tokens", "parity", 120, False),
-    "syncs": DayPart("waits", "syncs", 60, False),
+    "syncs": DayPart("waits", "syncs", 110, False),
     "prompts": DayPart("prompts", "prompts", 45, True),
     "attention": DayPart("speed", "attention_rates", 90, True),
     "slices": DayPart("speed", "slice_times", 120, True),

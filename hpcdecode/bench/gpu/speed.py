@@ -90,7 +90,7 @@ def job_rates(on: Conditions, findings: Findings) -> None:
     del model
     _free()
     work = Workload("first-day", 6, 4, 9, 3) if on.emulated else Workload("first-day", 512, 256, 512, 64)
-    among = [world for world in worlds(1, torch.cuda.device_count()) if world.name != "all on the CPUs"]
+    among = [world for world in worlds(1, torch.cuda.device_count()) if _takes_little_time(world)]
     if on.emulated:
         among = [Arrangement(f"emulated, {n} ranks", n, 0, ("--device", "cpu")) for n in (1, 2)]
     findings.figures_of(jobs(site, work, among, ["--batch", str(batch)], batch, alone))
@@ -99,6 +99,11 @@ def job_rates(on: Conditions, findings: Findings) -> None:
             findings.figure(by_transformers(site, work, findings.figures[0]))
         except Exception:  # of a peer: no surprise of hpcdecode
             findings.note("transformers' continuous batching", traceback.format_exc())
+
+
+def _takes_little_time(world: Arrangement) -> bool:
+    """Return whether a job uses a GPU and compiles nothing."""
+    return "cuda" in world.flags and "--compile" not in world.flags
 
 
 def compiling(on: Conditions, findings: Findings) -> None:
