@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
@@ -55,7 +55,7 @@ def first_day(
     large = ThreadPoolExecutor(1).submit(checkpoint, on.work, on.model) if _LARGE & {*todo} else None
     for together in _groups(todo):
         if large and _LARGE & {*together}:
-            large.result()
+            wait([large])  # if it failed, these parts tell
         left = seconds - (perf_counter() - begun)
         if left < _LEAST:
             logger.warning(f"{', '.join(todo[todo.index(together[0]) :])}: not run, as {seconds:.0f} s have gone")
