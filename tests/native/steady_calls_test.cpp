@@ -78,15 +78,8 @@ class Decoding {
         KvCacheOptions o{};
         o.kv_type = KvType::kBF16, o.capacity_tokens = 1 << 13, o.max_sequences = kSequences, o.block_tokens = 16;
         o.device = kOwn;
-        with_batches(o, 0);
         return o;
     }
-    template <class Options>
-    static auto with_batches(Options& o, int) -> decltype(o.batches, void()) {
-        o.batches = 6;
-    }
-    template <class Options>
-    static void with_batches(Options&, long) {}
     static Stream stream() { return reinterpret_cast<Stream>(0x10); }
 
     KvCache cache_;
