@@ -17,7 +17,7 @@ using namespace hpcdecode;
 
 namespace {
 
-constexpr int kCurrent = 0, kOwn = 1;  // devices: of the caller, and of the KV cache
+constexpr int kCurrent = 0, kDevice = 1;  // devices: of the caller, and of the KV cache
 constexpr int kLayers = 3, kSequences = 4, kWarmUp = 12, kSteps = 40;
 constexpr int kOld = 3;  // steps after which an event has passed on a device that keeps up with its host
 
@@ -77,7 +77,7 @@ class Decoding {
     static KvCacheOptions options() {
         KvCacheOptions o{};
         o.kv_type = KvType::kBF16, o.capacity_tokens = 1 << 13, o.max_sequences = kSequences, o.block_tokens = 16;
-        o.device = kOwn;
+        o.device = kDevice;
         return o;
     }
     static Stream stream() { return reinterpret_cast<Stream>(0x10); }
@@ -101,7 +101,7 @@ void test_steady_steps(int length) {
     CHECK(count({"cudaMemcpyAsync"}) <= kSteps, "%d copies in %d steps", count({"cudaMemcpyAsync"}), kSteps);
     CHECK(count({"cudaStreamWaitEvent"}) == 0, "%d waits of one stream for itself", count({"cudaStreamWaitEvent"}));
     for (const Noted& call : calls) {
-        CHECK(call.device == kOwn, "%s on device %d", call.name.c_str(), call.device);
+        CHECK(call.device == kDevice, "%s on device %d", call.name.c_str(), call.device);
         CHECK(call.name != "cudaEventSynchronize" || call.age >= kOld, "waits for an event of %d steps ago", call.age);
     }
 }
