@@ -64,6 +64,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         mamba_ssm_cache_dtype: Data type of recurrent states, of all kinds of layers; None for float32.
         device: Device of the S-ranks; None for `cuda` where they see a GPU.
         compile: Compile slices on GPUs with torch's compiler.
+        enforce_eager: Run slices on GPUs one operator at a time, without CUDA graphs.
         gpu_mpi: Send and receive activations in the memory of GPUs, on ranks whose MPI takes it.
         r_device: Device of the R-ranks; `auto` for a GPU where one is left for the rank.
         batch: B, sequences of an S-rank that decode at once in the steady state.
@@ -103,6 +104,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     mamba_ssm_cache_dtype: str | None = None
     device: str | None = None
     compile: bool = False
+    enforce_eager: bool = False
     gpu_mpi: bool = True
     r_device: str = "cpu"
     batch: int | None = None
@@ -144,6 +146,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
         if self.adapters and (problem := adapters_problem(self.adapters, self.tp or 1)):
             raise UserError(f"--lora NAME=DIR: {problem}", everywhere=True)
+        if self.compile and self.enforce_eager:
+            raise UserError("--compile: expected it without --enforce-eager, got both; leave one out", everywhere=True)
         if self.route == "rotational" and self.exchange == "collective":
             raise UserError("--route rotational: expected --exchange messages or auto, got collective", everywhere=True)
         if self.prefill_ranks and (self.survive or self.exchange == "collective"):

@@ -104,6 +104,8 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     add("--device", choices=DEVICES, help="device of the S-ranks (default: cuda if they see a GPU)")
     help = "compile slices on GPUs with torch's compiler: a longer start, fewer kernels"
     add("--compile", action=argparse.BooleanOptionalAction, help=help)
+    help = "run slices on GPUs one operator at a time, without CUDA graphs (default: no)"
+    add("--enforce-eager", action=argparse.BooleanOptionalAction, help=help)
     help = f"device of the R-ranks; auto takes a GPU where one is free, else the CPU ({defaults['r_device']}). "
     help += "A single process with cuda for both roles keeps the KV cache on its GPU"
     add("--r-device", choices=R_DEVICES, help=help)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpcdecode.engine.executors import FusedExecutor, LayeredExecutor, SideBySideExecutor, StepExecutor
-from hpcdecode.engine.group_lane import GroupLane, MpiGroupLane
+from hpcdecode.engine.executors import (
+    FusedExecutor,
+    LayeredExecutor,
+    RecordedExecutor,
+    SideBySideExecutor,
+    StepExecutor,
+)
+from hpcdecode.engine.group_lane import GroupLane, MpiGroupLane, OneMember
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.rotation import RotatingExecutor
 from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import SplitModel
 from hpcdecode.model.run.fused_step import FusedStep
+from hpcdecode.model.run.recorded_slices import RecordedSlices
 from hpcdecode.system.timeline import Timeline
 
 
@@ -32,6 +39,9 @@ def executors(
         found += [FusedExecutor(fused, model, links[0], prompts, timeline)] if fused else []
     if links and all(_shares_threads(link, prompts) for link in links):
         found.append(SideBySideExecutor(model, groups, prompts, timeline))
+    recorded = RecordedSlices.of(model) if all(isinstance(group, OneMember) for group in groups) else None
+    if recorded is not None:
+        found.append(RecordedExecutor(recorded, model, groups, prompts, timeline))
     return [*found, LayeredExecutor(model, groups, prompts, timeline)]
 
 

@@ -20,6 +20,8 @@ from hpcdecode.exchange.base import SLink, joined
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import SplitModel
 from hpcdecode.model.run.fused_step import FusedStep
+from hpcdecode.model.run.mixers import SliceOutput
+from hpcdecode.model.run.recorded_slices import RecordedSlices
 from hpcdecode.system.timeline import Timeline
 
 
@@ -101,8 +103,8 @@ class LayeredExecutor(PromptExecutor):
         o, context = yield from group.take_over(inputs)
         for layer in layers:
             enter("slice", lane)
-            rows, context = yield from group.summed(self.model.start_slice(layer, o, context))
-            o = self.model.empty_output(layer, len(rows[0]))
+            rows, context = yield from self.run_slice(lane, layer, o, context)
+            o = self.output_of(lane, layer, len(rows[0]))
             self.start_attention(lane, layer, link, inputs, rows, o)
             yield "wait", link
             enter("take", lane)
@@ -113,6 +115,14 @@ class LayeredExecutor(PromptExecutor):
             enter("post", lane)
             group.hand_on(o, context)
         return LastSliceInput(o, context)
+
+    def run_slice(self, lane: int, layer: int, o: Tensor | None, context: tuple[Tensor, ...]) -> Waiting[SliceOutput]:
+        """Return what a slice of the lane's step makes of the output of the attention before it and the context."""
+        return (yield from self.groups[lane].summed(self.model.start_slice(layer, o, context)))
+
+    def output_of(self, lane: int, layer: int, tokens: int) -> Tensor:
+        """Return memory [tokens, out_columns] for the output of a layer."""
+        return self.model.empty_output(layer, tokens)
 
     def start_attention(
         self, lane: int, layer: int, link: SLink, inputs: ModelInputs, rows: Sequence[Tensor], o: Tensor
@@ -133,6 +143,41 @@ class LayeredExecutor(PromptExecutor):
         if inputs.parts and not link.answers_prompts(own):
             self.timeline.enter("prefill", lane)
             self.attend_prompts(layer, inputs, rows, o)
+
+
+class RecordedExecutor(LayeredExecutor):
+    """Replays slices that were recorded for the lane, over memory of the lane.
+
+    Each slice begins once the rows of the one before have been read: the link has been waited for, or what reads them
+    is before it on the device's queue. It suits steps that are not too large.
+    """
+
+    def __init__(
+        self,
+        slices: RecordedSlices,
+        model: SplitModel,
+        groups: Sequence[GroupLane],
+        prompts: PromptKvCache,
+        timeline: Timeline,
+    ):
+        super().__init__(model, groups, prompts, timeline)
+        self.slices = slices
+
+    def suits(self, inputs: ModelInputs) -> bool:
+        """Return whether steps of this size are recorded."""
+        return self.slices.suits(len(inputs.tokens.ids))
+
+    def run_slice(self, lane: int, layer: int, o: Tensor | None, context: tuple[Tensor, ...]) -> Waiting[SliceOutput]:
+        """Return what a slice makes of what the lane's memory holds."""
+        yield from ()
+        own = self.slices.lane(lane)
+        if o is None:
+            own.begin(context)
+        return own.slice(layer)
+
+    def output_of(self, lane: int, layer: int, tokens: int) -> Tensor:
+        """Return the lane's memory for the output of a layer."""
+        return self.slices.lane(lane).output(layer)
 
 
 class SideBySideExecutor(LayeredExecutor):

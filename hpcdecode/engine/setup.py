@@ -164,6 +164,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             device=device,
             quantised=quantised(options, dtype, device),
             inductor=options.compile,
+            graphs=not options.enforce_eager,
             announce=team.lead,
             lora=options.lora,
             adapters=options.adapters,

@@ -15,8 +15,6 @@ from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.staging import Outbox
 from hpcdecode.model import load_split
-from hpcdecode.model.lower.compile import compile_plain
-from hpcdecode.model.run import bound_slice
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.stops import Stops
@@ -26,6 +24,7 @@ from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.system.timeline import Timeline
 from tests.support.late_device import EmulatedLink, LateDevice, LateMemory
 from tests.support.parity import make_case
+from tests.support.recorders import EagerRecorder, as_on_a_device
 from tests.support.scheduling import ListFeed
 
 
@@ -66,11 +65,26 @@ def test_an_r_part_on_a_device_beside_an_s_part_that_is_not(name, tmp_path, monk
     assert_parity(name, open_part, None, tmp_path, monkeypatch)
 
 
-def assert_parity(name, open_part, device, tmp_path, monkeypatch):
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", ["llama3", "gemma3"])
+def test_recorded_slices_give_the_same_tokens(name, late, tmp_path, monkeypatch):
+    """Two lanes are in flight, over links that read late what slices have written."""
+
+    def open_part(shapes, sinks):
+        size = {"kv_dtype": "float32", "capacity_tokens": 8192, "max_sequences": 32}
+        return AttentionWorker(open_kv_cache(shapes, **size, backend="attn_cuda"), sinks, Timeline())
+
+    recorder, device = EagerRecorder(), LateDevice() if late else None
+    assert_parity(name, open_part, device, tmp_path, monkeypatch, recorder)
+    assert recorder.replayed > 2 * recorder.recorded > 0
+
+
+def assert_parity(name, open_part, device, tmp_path, monkeypatch, recorder=None):
     case = make_case(name, tmp_path, rows=5, new_tokens=6)
     rows = [json.loads(line) for line in (case / "prompts.jsonl").read_text().splitlines()]
-    monkeypatch.setattr(bound_slice, "compile_graph", lambda graph, *_, **__: compile_plain(graph))
+    as_on_a_device(monkeypatch)
     model = load_split(case / "model", dtype="float32")
+    model.recorder = recorder
     shapes, lanes = model.attends, 2
     part = open_part(shapes, [model.sinks(i) for i in range(len(shapes))])
     params = SamplingParams(max_tokens=6, ignore_eos=True)

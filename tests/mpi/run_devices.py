@@ -18,7 +18,7 @@ from hpcdecode.engine import engine, kv, links
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.exchange.device import PlainMemory
 from hpcdecode.exchange.staging import Outbox
-from hpcdecode.model.lower.compile import compile_plain
+from hpcdecode.model.lower.compile import compile_merged
 from hpcdecode.model.run import bound_slice
 from hpcdecode.ranks import team
 from hpcdecode.ranks.roles import assign_devices
@@ -64,8 +64,8 @@ def assigned(ranks, *options):
 
 if sys.argv[1] == "torch":
     attention_open.by_kernels = lambda *_: False
-bound_slice.compile_graph = lambda graph, *_, **__: compile_plain(graph)
-engine.staged_links = engine.direct_links = linked
+bound_slice.compile_graph = lambda graph, *_, rows=0, **__: compile_merged(graph, rows)
+engine.staged = linked
 engine.direct = links.direct = direct
 engine.lane_spec = links.lane_spec = spec_of
 engine.local_links = links_of_one_process

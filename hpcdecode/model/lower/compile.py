@@ -6,11 +6,12 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.model.frontend.clean import VIEWS
+from hpcdecode.model.frontend.clean import VIEWS, remove_dead
 from hpcdecode.model.frontend.elementwise import ROUNDING, steady
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node, as_nodes, results
@@ -19,16 +20,15 @@ from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.complex_numbers import without_complex
 from hpcdecode.model.lower.fuse import fuse
-from hpcdecode.model.lower.group_experts import group_experts
-from hpcdecode.model.lower.linears import Quantised, merge_projections
+from hpcdecode.model.lower.linears import Quantised, merge_plainly, merge_projections
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.lower.recipe import ReadWeight, Recipe, make_weight
 from hpcdecode.model.lower.stage import Stage
-from hpcdecode.model.lower.weight_graph import WeightGraph
 from hpcdecode.system.kept import directory
 from hpcdecode.system.shared_memory import WeightMemory
 
 aten = torch.ops.aten
+T = TypeVar("T")
 COLUMNS = (aten.slice.Tensor, aten.select.int, aten.transpose.int)
 
 
@@ -40,11 +40,13 @@ class Compiled:
         graph: The graph that runs.
         run: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
         recipes: How its weights are made of those that the slice's graph named.
+        by_torch: Whether torch's compiler compiles it.
     """
 
     graph: fx.Graph
     run: Callable[..., tuple[Tensor, ...]]
     recipes: Sequence[Recipe]
+    by_torch: bool = False
 
     def weights(self, read: ReadWeight, memory: WeightMemory = PRIVATE) -> tuple[Tensor | Stack, ...]:
         """Return the weights of one slice as `run` takes them.
@@ -65,20 +67,20 @@ def compile_graph(
     ends: bool = True,
     rows: int = 0,
 ) -> Compiled:
-    """Merge, pack and fuse the graph of a slice, or of a stretch of one, for the CPU; leave it as it is for others.
+    """Merge, pack and fuse the graph of a slice, or of a stretch of one, for the CPU; merge it for other devices.
 
     Args:
         graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
         device: Device of the slice.
         weights: What the weights of projections are quantised to (see `merge_projections`), or None.
-        inductor: Let torch's compiler compile the plain graph instead.
+        inductor: Let torch's compiler compile the merged graph instead.
         ends: Whether the slice ends with it.
         rows: Number of its first results that are to lie side by side.
     """
     if inductor:
-        return compile_by_torch(graph)
+        return compile_by_torch(graph, rows)
     if device.type != "cpu":
-        return compile_plain(graph)
+        return compile_merged(graph, rows)
     made = copied(graph)
     without_complex(made)
     recipes = merge_projections(made, weights, ends=ends)
@@ -94,22 +96,38 @@ def compile_graph(
     return runnable(fused, recipes)
 
 
-def compile_plain(graph: fx.Graph) -> Compiled:
-    """Return what runs a graph operator by operator, on any device, as it is but for its experts and adapters."""
-    made = WeightGraph(copied(graph))
-    group_experts(made)
-    return runnable(made.graph, made.finish())
+def compile_merged(graph: fx.Graph, rows: int = 0) -> Compiled:
+    """Return what runs a graph operator by operator, on any device, with the projections of one input as one GEMM.
+
+    Args:
+        graph: As `compile_graph` takes it.
+        rows: Number of its first results that are to lie side by side.
+    """
+    made = copied(graph)
+    recipes = merge_plainly(made)
+    if rows > 1:
+        join_rows(made, rows)
+    for node in made.nodes:
+        if node.target is aten.view.default:  # of columns of a merged projection, which may have to be copied
+            node.target = aten.reshape.default
+    remove_dead(made)
+    return runnable(made, recipes)
 
 
-def compile_by_torch(graph: fx.Graph) -> Compiled:
+def compile_by_torch(graph: fx.Graph, rows: int = 0) -> Compiled:
     """Return what runs a graph with its element-wise work fused by torch's compiler.
 
     The first call compiles, and the second once more, for any number of tokens. The results are kept beside the
     traces.
     """
+    merged = compile_merged(graph, rows)
+    return replace(merged, run=compiled_by_torch(merged.run), by_torch=True)
+
+
+def compiled_by_torch(run: Callable[..., T]) -> Callable[..., T]:
+    """Return a function as torch's compiler compiles it, whole."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory() / "inductor"))
-    plain = compile_plain(graph)
-    return replace(plain, run=torch.compile(plain.run, fullgraph=True))
+    return torch.compile(run, fullgraph=True)
 
 
 def runnable(graph: fx.Graph, recipes: Sequence[Recipe]) -> Compiled:

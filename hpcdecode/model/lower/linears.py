@@ -23,6 +23,7 @@ from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.adapters import low_rank, update_size, updated
 from hpcdecode.model.lower.experts import ExpertPacker
 from hpcdecode.model.lower.few_bits import ALL_FORMS, FORMS
+from hpcdecode.model.lower.group_experts import group_experts
 from hpcdecode.model.lower.packed_weights import PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, gate_of, projection
 from hpcdecode.model.lower.recipe import Form, Recipe, packed_by_onednn
@@ -59,6 +60,15 @@ def merge_projections(graph: fx.Graph, weights: Quantised = None, *, ends: bool 
     return ProjectionMerger(graph, weights, ends).run()
 
 
+def merge_plainly(graph: fx.Graph) -> list[Recipe]:
+    """Merge the projections of a graph in place for any device; else as `merge_projections`, with nothing quantised.
+
+    Results of a merged projection are views of columns, which lie in the order in which the graph first needs them:
+    those of q, then of k, then of v.
+    """
+    return ProjectionMerger(graph, None, ends=False).run_plain()
+
+
 class ProjectionMerger:
     """Replaces the projections of `graph` by fewer ones with packed weights."""
 
@@ -76,10 +86,7 @@ class ProjectionMerger:
             for node in self.graph.nodes:
                 if (gate := gate_of(node, projections)) is not None:
                     self._merge_gated(gate)
-        siblings: dict[MergeKey, list[Projection]] = defaultdict(list)
-        for p in self._projections():
-            siblings[MergeKey(p.x, p.bias is not None, p.transposed, self._quantised(p))].append(p)
-        for key, group in siblings.items():
+        for key, group in self._siblings().items():
             if key.weights == "int8":
                 self._merge_int8(_read_by(group[0]), group)
             else:
@@ -87,6 +94,22 @@ class ProjectionMerger:
         for node in [n for n in self.graph.nodes if n.target is head_linear]:
             self._pack_heads(node)
         return self._made.finish()
+
+    def run_plain(self) -> list[Recipe]:
+        """Merge siblings as `run` does, by torch's own GEMM over their weights one below the other; group experts."""
+        self._widen()
+        for group in self._siblings().values():
+            if len(group) > 1:
+                self._merge_plain(_read_by(group[0]), group)
+        group_experts(self._made)
+        return self._made.finish()
+
+    def _merge_plain(self, x: fx.Node, group: list[Projection]) -> None:
+        biases = self._made.biases(group)
+        with self.graph.inserting_before(group[0].node):
+            weights = (self._weight(group, "plain"), *([self._made.input(Recipe(biases))] if biases else []))
+            whole = self._made.call(aten.linear.default, (x, *weights), _whole(group))
+            self._replace(group, whole, lambda part, p: updated(self._made, part, p))
 
     def _widen(self) -> None:
         """Let weights that projections take as float32, such as those of routers, be that from the start."""
@@ -116,6 +139,13 @@ class ProjectionMerger:
 
     def _projections(self) -> Iterator[Projection]:
         return (p for node in self.graph.nodes if (p := projection(node, self._made.recipes)) is not None)
+
+    def _siblings(self) -> dict[MergeKey, list[Projection]]:
+        """Return the projections that may become one, by what they have in common."""
+        siblings: dict[MergeKey, list[Projection]] = defaultdict(list)
+        for p in self._projections():
+            siblings[MergeKey(p.x, p.bias is not None, p.transposed, self._quantised(p))].append(p)
+        return siblings
 
     def _quantised(self, p: Projection) -> str | None:
         """Return what the weight of a projection is quantised to, or None. In few bits the LM head stays as it is."""

@@ -180,7 +180,7 @@ class MiddleSlice:
 
     def __init__(self, model: SplitModel, i: int):
         self.i, self.slice = i, model.split.slices[i]
-        graph, weights = model.graph(i), model.weights(i)
+        graph, weights = model.compiled(i).graph, model.weights(i)
         self.chains = {n: n.target for n in graph.nodes if isinstance(n.target, Chain)}
         if not self.chains or not all(isinstance(w, Tensor) for w in weights):
             raise Unfusable

@@ -37,6 +37,7 @@ from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS, FORMS
 from hpcdecode.model.lower.packed_weights import PRIVATE
+from hpcdecode.model.run.cuda_graphs import GraphRecorder
 from hpcdecode.model.run.split_model import AUTO, SplitModel
 from hpcdecode.model.run.stages import stages_of
 from hpcdecode.requests.adapters import adapters_problem
@@ -113,6 +114,7 @@ def load_split(
     part: ModelPart = WHOLE,
     latents: bool = True,
     indexers: bool = True,
+    graphs: bool = True,
 ) -> SplitModel:
     """Trace, cut and bind a model.
 
@@ -132,6 +134,7 @@ def load_split(
         latents: Let attention run over latents where K and V are projections of smaller ones (see `absorb`).
         indexers: Let indexers choose the tokens that longer sequences attend to, if attention is over latents;
             else such sequences are not run.
+        graphs: Record slices as CUDA graphs, on a CUDA device.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -163,7 +166,8 @@ def load_split(
         return SplitModel(parts, device, None)
     own_layers = stages_of(parts, part.pp)[part.pp_rank]
     forget = partial(_forget_pages, {stored.mapped for stored in tensors.values()})
-    return SplitModel(parts, device, bound, forget, quantised, inductor, memory, layers=own_layers)
+    recorder = GraphRecorder(device) if graphs and device.type == "cuda" else None
+    return SplitModel(parts, device, bound, forget, quantised, inductor, memory, own_layers, recorder)
 
 
 def _forget_pages(files: Iterable[MappedFile]) -> None:

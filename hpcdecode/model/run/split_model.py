@@ -22,12 +22,13 @@ from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
 from hpcdecode.model.frontend.stack import Stack
-from hpcdecode.model.lower.compile import runnable
+from hpcdecode.model.lower.compile import Compiled, runnable
 from hpcdecode.model.lower.linears import Quantised
 from hpcdecode.model.lower.packed_weights import PRIVATE, packs
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
 from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
 from hpcdecode.model.run.mixers import SliceOutput, layer_shapes, recurrent_weights
+from hpcdecode.model.run.recorder import Recorder
 from hpcdecode.model.run.values import Values
 from hpcdecode.system.shared_memory import WeightMemory
 
@@ -87,6 +88,7 @@ class SplitModel:
         inductor: Let torch's compiler compile the slices.
         memory: Where to put packed weights.
         layers: Layers whose slices are bound, and with the last of them the last slice; None for all.
+        recorder: Records slices for the device (see `RecordedSlices`); None to have them run one operator at a time.
 
     Attributes:
         split: The trace of the model and its slices.
@@ -100,6 +102,7 @@ class SplitModel:
         membership: What a member of a group has of the model; None if it is whole.
         layers: Layers whose slices can run.
         head: The LM head, if the largest logit can be found without all of them.
+        recorded: The `RecordedSlices`, once there are any.
     """
 
     def __init__(
@@ -112,9 +115,11 @@ class SplitModel:
         inductor: bool = False,
         memory: WeightMemory = PRIVATE,
         layers: range | None = None,
+        recorder: Recorder | None = None,
     ):
         self.split = parts
-        self.device = device
+        self.device, self.recorder = device, recorder
+        self.recorded: object | None = None
         self.facts = parts.trace.facts
         self.dtype: torch.dtype = parts.trace.dtype
         self.attends: tuple[MixerShape, ...] = layer_shapes(parts.trace)
@@ -270,12 +275,12 @@ class SplitModel:
         """Whether all layers are here and there is nothing to add up: each slice is one graph."""
         return len(self._slices) == len(self.attends) + 1 and all(len(s.stretches) == 1 for s in self._slices.values())
 
-    def graph(self, i: int) -> fx.Graph:
-        """Return what slice `i` of a whole model runs, a graph ([o,] context..., weights...) -> (rows..., context...).
+    def compiled(self, i: int) -> Compiled:
+        """Return what runs slice `i` of a whole model; slices of one structure share it.
 
-        Those of a member's model are stretches of slices.
+        Its graph is ([o,] context..., weights...) -> (rows..., context...). Those of a member's model are stretches.
         """
-        return self._slices[i].last.compiled.graph
+        return self._slices[i].last.compiled
 
     def weights(self, i: int) -> tuple[Tensor | Stack, ...]:
         """Return the weights of slice `i` of a whole model as its graph takes them."""
