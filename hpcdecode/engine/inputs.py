@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +15,9 @@ from hpcdecode.engine.model_inputs import ModelInputs, StepTokens
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.sampling.logprobs import logprobs
+from hpcdecode.sampling.rows import rows_of
 from hpcdecode.schedule.step import Step
+from hpcdecode.system.uploads import upload
 
 
 class Inputs:
@@ -60,7 +64,7 @@ class Inputs:
         self._drawn = list(dict.fromkeys(drawn))  # rows of logits that tokens are drawn from, in their order
         places = {row: place for place, row in enumerate(self._drawn)}
         sample_indices = [places[row] for row in drawn]
-        self._sample_indices = None if sample_indices == list(range(len(self._drawn))) else _tensor(sample_indices)
+        self._selects_all = sample_indices == list(range(len(self._drawn)))
         updated = _tensor(adapters) if any(adapter >= 0 for adapter in adapters) else None
         tokens = StepTokens(_tensor(ids), _tensor(positions), _tensor(logits_indices), updated)
         self._check_sample_indices(rows, *tokens[:3])
@@ -68,16 +72,20 @@ class Inputs:
         self.on_host = ModelInputs(
             len(step.decode), tokens, parts, skipped_queries, forgotten, largest, by_parts=bool(self._asked)
         )
-        self.model = self.on_host.on(device)
+        arrays = [np.array(x, np.int64) for x in (self._drawn, sample_indices)]
+        *there, self._drawn_rows, self._sample_indices = upload(device, *(x.numpy() for x in tokens.context), *arrays)
+        self.model = replace(self.on_host, tokens=StepTokens(*there))
 
     def select(self, rows: Tensor) -> Tensor:
         """Select from the rows that tokens are drawn from [n, ...] one row for each sequence that draws."""
-        return rows if self._sample_indices is None else rows[self._sample_indices.to(rows.device)]
+        return rows if self._selects_all else rows.index_select(0, self._sample_indices)
 
     def drawn_from(self, logits: Tensor, part: slice) -> Tensor:
         """Return the rows that tokens are drawn from of logits [n, vocab], those of a part."""
-        own = [row - part.start for row in self._drawn if part.start <= row < part.stop]
-        return logits if len(own) == len(logits) else logits[own]
+        first, end = (bisect_left(self._drawn, row) for row in (part.start, part.stop))
+        if end - first == len(logits):
+            return logits
+        return logits.index_select(0, self._drawn_rows[first:end] - part.start)
 
     def spread(self, tokens: Sequence[int]) -> list[int]:
         """Return a token for each sampled sequence, given those of the sequences that draw; -1 for the others."""
@@ -106,8 +114,7 @@ def take_logprobs(logits: Tensor, sequences: list[SequenceState], tokens: list[i
     if not rows:
         return
     counts = [sequences[row].prompt.params.logprobs or 0 for row in rows]
-    own = logits if len(rows) == len(sequences) else logits[rows]
-    for row, entry in zip(rows, logprobs(own, [tokens[row] for row in rows], counts), strict=True):
+    for row, entry in zip(rows, logprobs(rows_of(logits, rows), [tokens[row] for row in rows], counts), strict=True):
         held = sequences[row].logprobs
         if held is not None:
             held.add(*entry)

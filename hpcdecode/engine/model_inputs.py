@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.step import PromptPart
+from hpcdecode.system.uploads import upload
 
 LOGITS_AT_ONCE = 256  # tokens whose logits are in memory together, if many are asked for
 
@@ -69,7 +70,7 @@ class ModelInputs:
 
     def on(self, device: torch.device) -> ModelInputs:
         """Return the same with its tokens on a device."""
-        return replace(self, tokens=StepTokens(*(x.to(device) for x in self.tokens.context)))
+        return replace(self, tokens=StepTokens(*upload(device, *(x.numpy() for x in self.tokens.context))))
 
 
 class StepOrder(msgspec.Struct, frozen=True, array_like=True):

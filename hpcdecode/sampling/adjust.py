@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.requests.counts import TokenCounts
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.sampling.grammars import Grammars
+from hpcdecode.sampling.rows import values_on
+from hpcdecode.system.uploads import upload
 
 _FORBIDDEN = float("-inf")
 
@@ -31,7 +34,7 @@ def adjust(
         logits[_places(logits, forbidden)] = _FORBIDDEN
     biases = [(row, *bias) for row, s in enumerate(sequences) for bias in s.prompt.params.logit_bias.items()]
     if biases:
-        added = torch.tensor([bias for *_, bias in biases], dtype=logits.dtype, device=logits.device)
+        added = values_on(logits.device, [bias for *_, bias in biases], logits.dtype)
         logits[_places(logits, [place for *place, _ in biases])] += added
     _penalize(logits, [(row, s) for row, s in enumerate(sequences) if s.prompt.params.penalizes])
     _restrict(logits, sequences, grammars)
@@ -52,12 +55,11 @@ def _restrict(logits: Tensor, sequences: Sequence[SequenceState], grammars: Gram
             if grammars is None:
                 raise ValueError("grammars: expected those of the model for structured_outputs, got None")
             matcher = sequence.sampler.matcher = grammars.matcher(asked)
-        allowed = torch.from_numpy(matcher.allowed(sequence.generated, logits.shape[1])).to(logits.device)
+        (allowed,) = upload(logits.device, matcher.allowed(sequence.generated, logits.shape[1]))
         if matcher.problem is not None:
             sequence.error = f"structured_outputs: the grammar cannot be followed: {matcher.problem}"
         logits[row].masked_fill_(~allowed, _FORBIDDEN)
-        if logits[row].max() == _FORBIDDEN:
-            logits[row].masked_fill_(allowed, 0.0)
+        logits[row].masked_fill_(allowed & (logits[row].max() == _FORBIDDEN), 0.0)
 
 
 def _end_thinking(logits: Tensor, sequences: Sequence[SequenceState]) -> None:
@@ -88,20 +90,23 @@ def _penalize(logits: Tensor, penalized: list[tuple[int, SequenceState]]) -> Non
         return
     held = [_counts(sequence) for _, sequence in penalized]
     sizes = [len(h.ids) for h in held]
-    rows = torch.from_numpy(np.repeat([row for row, _ in penalized], sizes)).to(logits.device)
-    tokens = torch.from_numpy(np.concatenate([h.ids for h in held])).to(logits.device)
-    counts = torch.from_numpy(np.concatenate([h.counts for h in held])).to(logits.device)
     params = [sequence.prompt.params for _, sequence in penalized]
 
-    def column(name: str) -> Tensor:
+    def column(name: str) -> NDArray[np.float32]:
         """Return a parameter for every token of every sequence."""
-        values = np.array([getattr(p, name) for p in params], np.float32)
-        return torch.from_numpy(np.repeat(values, sizes)).to(logits.device)
+        return np.repeat(np.array([getattr(p, name) for p in params], np.float32), sizes)
 
-    values, repetition = logits[rows, tokens], column("repetition_penalty")
+    rows, tokens, counts, repetition, frequency, presence = upload(
+        logits.device,
+        np.repeat([row for row, _ in penalized], sizes),
+        np.concatenate([h.ids for h in held]),
+        np.concatenate([h.counts for h in held]),
+        *map(column, ("repetition_penalty", "frequency_penalty", "presence_penalty")),
+    )
+    values = logits[rows, tokens]
     values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= column("frequency_penalty") * counts
-    values -= column("presence_penalty") * (counts > 0)
+    values -= frequency * counts
+    values -= presence * (counts > 0)
     logits[rows, tokens] = values
 
 
@@ -114,5 +119,5 @@ def _counts(sequence: SequenceState) -> TokenCounts:
 
 def _places(logits: Tensor, pairs: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Return pairs of row and token as an index of logits."""
-    rows, tokens = torch.tensor(pairs, device=logits.device).unbind(1)
-    return rows, tokens
+    (places,) = upload(logits.device, np.array(pairs, np.int64).T)
+    return places[0], places[1]

@@ -15,9 +15,13 @@ from torch import Tensor
 from hpcdecode import _ops_cpu
 from hpcdecode.attention.base import isa
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.sampling.rows import rows_of, values_on
+from hpcdecode.system.uploads import upload
 
 _BLOCK = 256  # tokens of a block; a block is drawn first, then a token in it
 _BOUNDS = (64, 1024, 16384)  # numbers of most likely tokens to consider, until one is enough
+
+_AT_ONCE = 1 << 26  # logits of a device that are worked on at once
 
 _TYPES = {torch.float32: _ops_cpu.Type.float32, torch.bfloat16: _ops_cpu.Type.bfloat16}
 
@@ -32,7 +36,8 @@ def draw(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], unif
         uniforms: Random numbers in (0, 1), float64 [n].
     """
     if logits.device.type != "cpu":
-        return draw_by_torch(logits[rows], params, uniforms)
+        (own,) = upload(logits.device, uniforms.numpy())
+        return draw_by_torch(rows_of(logits, rows), params, own)
     logits = logits if logits.dtype in _TYPES and logits.stride(1) == 1 else logits.float().contiguous()
     asked = zip(params, uniforms.tolist(), strict=True)
     draws = [_ops_cpu.Draw(p.temperature, p.min_p, max(p.top_k, 0), p.top_p, u) for p, u in asked]
@@ -41,15 +46,27 @@ def draw(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], unif
 
 
 def draw_by_torch(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    """Return one token id for each row of logits [n, vocab], as `draw`, on any device."""
-    logits = logits.float()
+    """Return one token id for each row of logits [n, vocab], as `draw`, on any device.
+
+    The device is waited for once for each number of most likely tokens that is considered.
+    """
+    some = max(_AT_ONCE // logits.shape[1], 1)
+    parts = [slice(start, start + some) for start in range(0, len(params), some)]
+    return torch.cat([_draw_some(logits[part].float(), params[part], uniforms[part]) for part in parts])
+
+
+def _draw_some(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
     logits = logits / _column(logits, [p.temperature for p in params])
-    tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+    ways = [_way(p, logits.shape[1]) for p in params]
+    order, tokens = [], []
     for way in (_draw_from_all, _draw_from_top, _draw_from_share):
-        rows = [i for i, p in enumerate(params) if _way(p, logits.shape[1]) is way]
-        if rows:
-            tokens[rows] = way(logits[rows], [params[i] for i in rows], uniforms[rows])
-    return tokens
+        if rows := [i for i, own in enumerate(ways) if own is way]:
+            order += rows
+            tokens.append(way(rows_of(logits, rows), [params[i] for i in rows], rows_of(uniforms, rows)))
+    if len(tokens) == 1:
+        return tokens[0]
+    places = {row: place for place, row in enumerate(order)}
+    return rows_of(torch.cat(tokens), [places[row] for row in range(len(params))])
 
 
 def _way(params: SamplingParams, vocabulary: int) -> Callable[[Tensor, Sequence[SamplingParams], Tensor], Tensor]:
@@ -81,21 +98,29 @@ def _draw_from_largest(
     logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor, weights: Tensor | None
 ) -> Tensor:
     """Draw from the largest logits only; a row for which they are not enough goes on to more of them."""
-    tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
-    rows = torch.arange(len(params), device=logits.device)
+    rows = list(range(len(params)))
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     for bound in (*(b for b in _BOUNDS if b < logits.shape[1]), logits.shape[1]):
+        complete = bound == logits.shape[1]
         values, ids = largest(logits, bound)
         own = None if weights is None else weights.gather(1, ids)
-        kept, enough = _filter(values, own, [params[i] for i in rows.tolist()], bound == logits.shape[1])
+        kept, enough = _filter(values, own, [params[i] for i in rows], complete)
         ids, order = ids.sort(dim=-1)
-        place, _ = _pick(kept.gather(1, order), uniforms[rows])
-        tokens[rows] = ids.gather(1, place[:, None]).squeeze(1)
-        if enough.all():
+        place, _ = _pick(kept.gather(1, order), uniforms)
+        found = ids.gather(1, place[:, None]).squeeze(1)
+        tokens = found if len(rows) == len(params) else tokens.index_copy(0, _index(found, rows), found)
+        more = [] if complete else [i for i, is_enough in enumerate(enough.tolist()) if not is_enough]
+        if not more:
             break
-        more = (~enough).nonzero().squeeze(1)
-        rows, logits = rows[more], logits.index_select(0, more)
-        weights = None if weights is None else weights.index_select(0, more)
+        rows = [rows[i] for i in more]
+        logits, uniforms = rows_of(logits, more), rows_of(uniforms, more)
+        weights = None if weights is None else rows_of(weights, more)
     return tokens
+
+
+def _index(like: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return numbers of rows on the device of `like`."""
+    return values_on(like.device, rows, torch.int64)
 
 
 def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -138,7 +163,7 @@ def _filter(
     """
     bound = values.shape[1]
     top_k = [p.top_k if 0 < p.top_k < bound else bound for p in params]
-    border = values.gather(1, torch.tensor(top_k, device=values.device)[:, None] - 1)
+    border = values.gather(1, _index(values, top_k)[:, None] - 1)
     least = values[:, :1] + _column(values, [p.min_p for p in params]).log()
     kept = (values >= border) & (values >= least) & (values > float("-inf"))
     enough = ~kept[:, -1] if weights is None else torch.ones_like(kept[:, -1])
@@ -178,4 +203,4 @@ def _padded(rows: Tensor, multiple: int, value: float) -> Tensor:
 
 def _column(like: Tensor, values: list[float]) -> Tensor:
     """Return values as a column [n, 1] of the dtype and device of `like`."""
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return values_on(like.device, values, like.dtype)[:, None]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from hpcdecode.sampling.draw import largest
+from hpcdecode.sampling.rows import rows_of, values_on
 
-_PART = 1 << 21  # logits that are worked on at once
+_PART = 1 << 21  # logits that are worked on at once, so that they stay in the cache
+_PART_ON_DEVICE = 1 << 26  # the same on a device, which is waited for after each part
 
 Entry = tuple[float, list[int], list[float]]  # log-probability of a token; most likely tokens; theirs
 
@@ -24,7 +27,7 @@ def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> It
         tokens: [n] token ids.
         counts: [n], each at least 0.
     """
-    rows = max(_PART // logits.shape[1], 1)
+    rows = max((_PART if logits.device.type == "cpu" else _PART_ON_DEVICE) // logits.shape[1], 1)
     for start in range(0, len(tokens), rows):
         part = slice(start, start + rows)
         yield from _part(logits[part].float(), tokens[part], counts[part])
@@ -32,12 +35,18 @@ def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> It
 
 def _part(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> Iterator[Entry]:
     norms = logits.logsumexp(dim=-1, keepdim=True)
-    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None]) - norms
+    chosen = logits.gather(1, values_on(logits.device, tokens, torch.int64)[:, None]) - norms
+    parts = [chosen[:, 0]]
+    rows_by_count = {n: [row for row, own in enumerate(counts) if own == n] for n in sorted(set(counts) - {0})}
+    for count, rows in rows_by_count.items():
+        values, ids = largest(rows_of(logits, rows), count)
+        parts += [(values - rows_of(norms, rows)).flatten(), ids.flatten()]
+    found = iter(torch.cat([part.double() for part in parts]).tolist())  # float64 has all of these numbers
+    own = list(islice(found, len(tokens)))
     top: list[tuple[list[int], list[float]]] = [([], [])] * len(tokens)
-    for count in set(counts) - {0}:
-        rows = [row for row, own in enumerate(counts) if own == count]
-        values, ids = largest(logits[rows], count)
-        for row, likeliest, own in zip(rows, ids.tolist(), (values - norms[rows]).tolist(), strict=True):
-            top[row] = likeliest, own
-    for logprob, (likeliest, own) in zip(chosen[:, 0].tolist(), top, strict=True):
-        yield logprob, likeliest, own
+    for count, rows in rows_by_count.items():
+        values_of, ids_of = ([list(islice(found, count)) for _ in rows] for _ in range(2))
+        for row, likeliest, theirs in zip(rows, ids_of, values_of, strict=True):
+            top[row] = list(map(int, likeliest)), theirs
+    for logprob, (likeliest, theirs) in zip(own, top, strict=True):
+        yield logprob, likeliest, theirs

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.requests.sequence import SequenceState
@@ -14,6 +14,7 @@ from hpcdecode.sampling.adjust import adjust
 from hpcdecode.sampling.draw import draw
 from hpcdecode.sampling.grammars import Grammars
 from hpcdecode.sampling.philox import uniform
+from hpcdecode.sampling.rows import rows_of
 
 _BLOCK = 256  # tokens whose largest logits are compared first
 _PART = 1 << 21  # logits that are adjusted at once, so that they stay in the cache
@@ -44,35 +45,49 @@ def sample(
     if all(s.prompt.params.plain_greedy for s in sequences):
         greedy: list[int] = argmax(logits).tolist()
         return greedy
-    tokens = np.empty(len(sequences), np.int64)
     plain = [row for row, s in enumerate(sequences) if not s.prompt.params.adjusts]
-    if plain:
-        tokens[plain] = _choose(logits, plain, [sequences[row] for row in plain])
+    chosen = _placed(plain, _choose(logits, plain, [sequences[row] for row in plain]))
     adjusted = [row for row, s in enumerate(sequences) if s.prompt.params.adjusts]
     count = max(_PART // logits.shape[1], 1)
     work = torch.empty(count, logits.shape[1], device=logits.device)  # reused: fresh pages cost more than the sums
     for part in (adjusted[i : i + count] for i in range(0, len(adjusted), count)):
         own, beside = work[: len(part)], [sequences[row] for row in part]
-        own.copy_(logits[part])
+        own.copy_(rows_of(logits, part))
         adjust(own, beside, eos, grammars)
-        tokens[part] = _choose(own, list(range(len(part))), beside)
-    ids: list[int] = tokens.tolist()
-    return ids
+        chosen += _placed(part, _choose(own, range(len(part)), beside))
+    tokens = [0] * len(sequences)
+    rows = [row for of, _ in chosen for row in of]
+    for row, token in zip(rows, torch.cat([ids for _, ids in chosen]).tolist(), strict=True):
+        tokens[row] = token
+    return tokens
 
 
-def _choose(logits: Tensor, rows: list[int], sequences: list[SequenceState]) -> NDArray[np.int64]:
-    """Return token ids int64 [n] of sequences from these rows of logits, which have been adjusted."""
-    tokens = np.empty(len(rows), np.int64)
+class SampledTokens(NamedTuple):
+    """Tokens of some sequences: their places, and the ids, int64 [n]."""
+
+    places: list[int]
+    ids: Tensor
+
+
+def _placed(rows: Sequence[int], chosen: list[SampledTokens]) -> list[SampledTokens]:
+    """Return the same tokens by rows of all sequences, given the rows that these are."""
+    return [SampledTokens([rows[i] for i in places], ids) for places, ids in chosen]
+
+
+def _choose(logits: Tensor, rows: Sequence[int], sequences: list[SequenceState]) -> list[SampledTokens]:
+    """Return the tokens of sequences from these rows of logits, which have been adjusted, by places in `rows`."""
+    chosen = []
     greedy = [i for i, s in enumerate(sequences) if s.prompt.params.temperature == 0]
     if greedy:
-        tokens[greedy] = argmax(logits[[rows[i] for i in greedy]]).cpu()
+        chosen.append(SampledTokens(greedy, argmax(rows_of(logits, [rows[i] for i in greedy]))))
     drawn = [i for i, s in enumerate(sequences) if s.prompt.params.temperature > 0]
     if drawn:
         own = [sequences[i] for i in drawn]
         columns = [(s.prompt.params.seed, s.prompt.draw_line, s.sample, len(s.generated)) for s in own]
-        uniforms = torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T)).to(logits.device)
-        tokens[drawn] = draw(logits, [rows[i] for i in drawn], [s.prompt.params for s in own], uniforms).cpu()
-    return tokens
+        uniforms = torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T))
+        ids = draw(logits, [rows[i] for i in drawn], [s.prompt.params for s in own], uniforms)
+        chosen.append(SampledTokens(drawn, ids))
+    return chosen
 
 
 def argmax(logits: Tensor) -> Tensor:

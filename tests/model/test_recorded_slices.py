@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -117,7 +119,7 @@ def test_what_was_used_longest_ago_is_forgotten(checkpoint, monkeypatch):
 
 def test_sizes_waste_little():
     assert list(SIZES) == sorted(set(SIZES))
-    assert all(b - a <= max(b / 2, 8) for a, b in zip(SIZES, SIZES[1:], strict=False))
+    assert all(b - a <= max(b / 2, 8) for a, b in itertools.pairwise(SIZES))
 
 
 @pytest.mark.full

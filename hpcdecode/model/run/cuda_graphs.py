@@ -25,7 +25,7 @@ class GraphRecorder:
     def __init__(self, device: torch.device):
         self.device = device
         self._stream: torch.cuda.Stream | None = None
-        self._pool: tuple[int, int] | None = None
+        self._pool = None
 
     def record(self, work: Callable[[], object]) -> Callable[[], object]:
         """Run `work` twice, capture it, and return what replays it on the current stream.

@@ -27,7 +27,7 @@ from hpcdecode.model.lower.buffers import WritingGraph, writing
 from hpcdecode.model.run.mixers import SliceOutput
 from hpcdecode.model.run.recorder import Recorder, Unrecordable
 from hpcdecode.model.run.split_model import SplitModel
-from hpcdecode.model.run.step_memory import Place, SlotPlan, Unplaceable
+from hpcdecode.model.run.step_memory import SlotPart, SlotPlan, Unplaceable
 
 SIZES = (8, 16, 32, *range(64, 513, 64), *range(640, 1025, 128))  # tokens that steps are padded to
 MOST_STEPS = 32  # sizes of steps that are recorded at a time, of all lanes together
@@ -45,10 +45,10 @@ class PlacedSlice(NamedTuple):
     """
 
     graph: WritingGraph
-    inputs: Sequence[Place]
+    inputs: Sequence[SlotPart]
     buffers: Sequence[int]
-    rows: Sequence[Place]
-    context: Sequence[Place | None]
+    rows: Sequence[SlotPart]
+    context: Sequence[SlotPart | None]
 
 
 class StepLayout:
@@ -82,9 +82,9 @@ class StepLayout:
             where = self._add(model, i, graph, before, where)
             before = model.split.slices[i].context
 
-    def _input(self, node: fx.Node) -> Place | None:
+    def _input(self, node: fx.Node) -> SlotPart | None:
         about = tensor_meta(node)
-        return Place(self.plan.take(about)) if about.shape[0] == TOKENS else None
+        return SlotPart(self.plan.take(about)) if about.shape[0] == TOKENS else None
 
     def _add(
         self,
@@ -92,21 +92,21 @@ class StepLayout:
         i: int,
         graph: WritingGraph,
         before: Sequence[fx.Node],
-        where: Mapping[fx.Node, Place | None],
-    ) -> dict[fx.Node, Place | None]:
-        """Place what a slice makes, given where the context before it lies; return where that after it does."""
+        where: Mapping[fx.Node, SlotPart | None],
+    ) -> dict[fx.Node, SlotPart | None]:
+        """SlotPart what a slice makes, given where the context before it lies; return where that after it does."""
         part, count = model.split.slices[i], model.row_counts[i]
         taken = [where[before[j]] for j in part.take]
         inputs = [place for place in taken if place is not None]
         if len(inputs) < len(taken):
             raise Unplaceable("a slice that takes the tokens whose logits are needed")
         buffers = [self.plan.take(about) for about in graph.buffers]
-        made = [Place(buffers[buffer], columns) for buffer, columns in graph.places]
+        made = [SlotPart(buffers[buffer], columns) for buffer, columns in graph.places]
         after = {
             node: where[before[j]] if j >= 0 else made[count:][~j]
             for node, j in zip(part.context, part.give, strict=True)
         }
-        of_output = [Place(self.outputs[i - 1])] if i else []
+        of_output = [SlotPart(self.outputs[i - 1])] if i else []
         self.slices.append(PlacedSlice(graph, [*of_output, *inputs], buffers, made[:count], list(after.values())))
         held = {place.slot for place in where.values() if place} | set(buffers)
         self.plan.release(held - {place.slot for place in after.values() if place})
@@ -210,7 +210,7 @@ class LaneSlices:
 
     def output(self, layer: int) -> Tensor:
         """Return the memory [T, out_columns] for the output of a layer, from which the next slice takes it."""
-        return self._rows(Place(self.shared.layout.outputs[layer]))
+        return self._rows(SlotPart(self.shared.layout.outputs[layer]))
 
     def _record(self, i: int) -> Callable[[], object]:
         """Return what runs a slice: recorded, unless that is not possible."""
@@ -226,7 +226,7 @@ class LaneSlices:
             self.shared.works = False
             return work
 
-    def _rows(self, place: Place) -> Tensor:
+    def _rows(self, place: SlotPart) -> Tensor:
         return self._slots[place.slot].rows(self._size, self._tokens, place.columns)
 
     def _passed_on(self, node: fx.Node) -> Tensor:

@@ -18,7 +18,7 @@ class Unplaceable(Exception):
     """The size of a tensor is not known from the number of a step's tokens."""
 
 
-class Place(NamedTuple):
+class SlotPart(NamedTuple):
     """Where a tensor lies: in which slot, and in which of its columns if others lie there, too."""
 
     slot: int
