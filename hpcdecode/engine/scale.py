@@ -9,6 +9,7 @@ from hpcdecode.config import EngineOptions
 from hpcdecode.engine.setup import Setup, apart, partition_of
 from hpcdecode.engine.swap_room import swaps_of
 from hpcdecode.ranks.layout import Group
+from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.stops import Stops
@@ -21,6 +22,7 @@ from hpcdecode.schedule.prefixes import FEW_PREFIXES, MAX_PREFIXES
 from hpcdecode.schedule.scheduler import Scheduler
 
 MOST_GROWTH = 8  # of B, with optimistic admission
+_AHEAD_ON_GPUS = 2048  # rows looked at for each group on GPUs, whose B may be as large
 _MOST_AHEAD = 4096  # rows looked at
 
 
@@ -65,7 +67,8 @@ class Scale(msgspec.Struct, frozen=True):
 
 def rows_ahead(team: Team) -> int:
     """Return how many rows are looked at before the sizes are chosen."""
-    return min(LOOKAHEAD * len(team.groups), _MOST_AHEAD)
+    on_gpus = any(team.ranks[group.home].device != "cpu" for group in team.groups)
+    return min((_AHEAD_ON_GPUS if on_gpus else LOOKAHEAD) * len(team.groups), _MOST_AHEAD)
 
 
 def choose_scales(
@@ -89,6 +92,10 @@ def _choose(
 ) -> Scale:
     """Return the sizes of a group. B is at most what its KV caches hold of sequences of one block."""
     capacity = sum(capacity_of(options, team, group))
+    crosses = apart(team, group)
+    home = team.ranks[group.home]
+    lanes = options.lanes or usual_lanes(home.pp, home.turns, crosses, home.copies - home.turns)
+    largest = _largest_batch(options, home, setup, lanes)
     batch, period, steps = choose(
         options.batch,
         options.period,
@@ -99,19 +106,29 @@ def _choose(
         setup.max_positions,
         len(team.groups),
         setup.state_tokens,
+        largest,
     )
     batch = max(min(batch, capacity // (setup.state_tokens + setup.block_tokens)), 1)
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity, setup.state_tokens)
-    crosses = apart(team, group)
-    home = team.ranks[group.home]
-    lanes = options.lanes or usual_lanes(home.pp, home.turns, crosses, home.copies - home.turns)
     most = max([at_once(p) for p in first], default=1)  # a row is run by one lane
     prefill = options.prefill_tokens or prefill_limit(crosses)
     of_lanes = split(batch, max(min(lanes, batch // most), 1))
     grows = options.admission == "optimistic" and options.batch is None
-    growth = max(min(MOST_GROWTH, LOOKAHEAD // batch), 1) if grows else 1
+    growth = max(min(MOST_GROWTH, largest // batch), 1) if grows else 1
     prefixes = MAX_PREFIXES if live or any(p.targets for p in first) else FEW_PREFIXES
     return Scale(batch, period, steps, load, prefill, of_lanes, growth, prefixes, live)
+
+
+def _largest_batch(options: EngineOptions, home: Rank, setup: Setup, lanes: int) -> int:
+    """Return the largest B to choose for a group: on GPUs as many sequences a lane as their GEMMs are worth.
+
+    The lead measures its own GPU, and takes those of other groups to be like it.
+    """
+    if home.device == "cpu" or options.batch is not None:
+        return LOOKAHEAD
+    from hpcdecode.engine.ridge import measured_lane_batch
+
+    return lanes * measured_lane_batch(home.device, setup.dtype)
 
 
 def capacity_of(options: EngineOptions, team: Team, group: Group) -> list[int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hpcdecode.requests.prompt import Prompt
 
-LOOKAHEAD = 256  # rows looked at for each group, and its largest B that is chosen
+LOOKAHEAD = 256  # rows looked at for each group on CPUs, and the largest B that is chosen there
 FULL = 0.9  # share of the KV capacity that the steady state may take
 PERIODS = 16  # injections in the life of a sequence: the peak load is (1 + 1/16)/2 of the static one
 
@@ -30,6 +30,7 @@ def choose(
     context: int | None = None,
     groups: int = 1,
     state_tokens: int = 0,
+    most: int = LOOKAHEAD,
 ) -> Sizes:
     """Return B, F and S of a group of ranks, from those that are given and the first rows of the job.
 
@@ -46,18 +47,19 @@ def choose(
         context: tokens of a prompt and what follows it at most; None if the model has no limit.
         groups: that share the rows.
         state_tokens: that the recurrent state of a sequence counts as.
+        most: largest B to choose, unless a row needs more at once.
     """
     longest = capacity if context is None else min(capacity, context)
     steps = max(max((new_tokens(p, longest) for p in first), default=max_tokens) - 1, 1)
-    prompt, most = mean_prompt(first), max((at_once(p) for p in first), default=1)
+    prompt, least = mean_prompt(first), max((at_once(p) for p in first), default=1)
     held = prompt + state_tokens
-    sequences = max(-(-sum(p.sequences for p in first) // groups), most)
-    if all_rows and sequences <= (batch or LOOKAHEAD) and sequences * (held + steps) <= FULL * capacity:
+    sequences = max(-(-sum(p.sequences for p in first) // groups), least)
+    if all_rows and sequences <= (batch or most) and sequences * (held + steps) <= FULL * capacity:
         return Sizes(batch or sequences, period or steps, steps)
     period = min(period or max(steps // PERIODS, 1), steps)
     if batch is None:
         batch = int(FULL * capacity / (held + (steps + period) / 2))
-        batch = max(min(batch, LOOKAHEAD), most)
+        batch = max(min(batch, most), least)
     return Sizes(batch, period, steps)
 
 
