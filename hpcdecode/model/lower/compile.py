@@ -21,6 +21,7 @@ from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.complex_numbers import without_complex
 from hpcdecode.model.lower.fuse import fuse
 from hpcdecode.model.lower.linears import Quantised, merge_plainly, merge_projections
+from hpcdecode.model.lower.norms import fuse_norms
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.lower.recipe import ReadWeight, Recipe, make_weight
 from hpcdecode.model.lower.stage import Stage
@@ -97,20 +98,16 @@ def compile_graph(
 
 
 def compile_merged(graph: fx.Graph, rows: int = 0) -> Compiled:
-    """Return what runs a graph operator by operator, on any device, with the projections of one input as one GEMM.
+    """Return what runs a graph operator by operator, on any device, with as few of them as torch has.
+
+    The projections of one input are one GEMM, and a norm is one operator.
 
     Args:
         graph: As `compile_graph` takes it.
         rows: Number of its first results that are to lie side by side.
     """
-    made = copied(graph)
-    recipes = merge_plainly(made)
-    if rows > 1:
-        join_rows(made, rows)
-    for node in made.nodes:
-        if node.target is aten.view.default:  # of columns of a merged projection, which may have to be copied
-            node.target = aten.reshape.default
-    remove_dead(made)
+    made, recipes = _merged(graph, rows)
+    fuse_norms(made)
     return runnable(made, recipes)
 
 
@@ -120,8 +117,21 @@ def compile_by_torch(graph: fx.Graph, rows: int = 0) -> Compiled:
     The first call compiles, and the second once more, for any number of tokens. The results are kept beside the
     traces.
     """
-    merged = compile_merged(graph, rows)
+    merged = runnable(*_merged(graph, rows))
     return replace(merged, run=compiled_by_torch(merged.run), by_torch=True)
+
+
+def _merged(graph: fx.Graph, rows: int) -> tuple[fx.Graph, Sequence[Recipe]]:
+    """Return a graph with one GEMM for the projections of one input, and the recipes of its weights."""
+    made = copied(graph)
+    recipes = merge_plainly(made)
+    if rows > 1:
+        join_rows(made, rows)
+    for node in made.nodes:
+        if node.target is aten.view.default:  # of columns of a merged projection, which may have to be copied
+            node.target = aten.reshape.default
+    remove_dead(made)
+    return made, recipes
 
 
 def compiled_by_torch(run: Callable[..., T]) -> Callable[..., T]:
