@@ -33,6 +33,12 @@ def test_the_output_is_named_after_the_prompts():
     assert default_output(["prompts.jsonl"], Shard(0, 4)) == "prompts.0-of-4.h5"
 
 
+def test_compiled_slices_are_not_eager():
+    job = Job(model="m", prompts=("p",), output="o", compile=True, enforce_eager=True)
+    with pytest.raises(UserError, match="--compile: expected it without --enforce-eager, got both"):
+        job.check()
+
+
 @pytest.mark.parametrize("text", ["4/4", "-1/4", "1", "a/b", "1/4/2", "0/0", ""])
 def test_a_shard_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="expected I/N with 0 <= I < N"):

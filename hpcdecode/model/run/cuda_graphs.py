@@ -25,13 +25,13 @@ class GraphRecorder:
     def __init__(self, device: torch.device):
         self.device = device
         self._stream: torch.cuda.Stream | None = None
-        self._pool = None
+        self._pool: torch.cuda._POOL_HANDLE | None = None
 
     def record(self, work: Callable[[], object]) -> Callable[[], object]:
         """Run `work` twice, capture it, and return what replays it on the current stream.
 
         Raises:
-            Unrecordable: If it waits for the device.
+            Unrecordable: If it waits for the device, or does what a graph cannot hold.
         """
         if self._stream is None:
             self._stream, self._pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
@@ -41,13 +41,19 @@ class GraphRecorder:
             work()
             _run_without_waits(work)
             torch.cuda.synchronize(self.device)
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                work()
-            finally:
-                graph.capture_end()
+                self._capture(graph, work)
+            except RuntimeError as error:
+                raise Unrecordable(str(error)) from error
         current.wait_stream(self._stream)
         return graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
 
 
 def _run_without_waits(work: Callable[[], object]) -> None:

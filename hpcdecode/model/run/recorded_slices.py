@@ -12,6 +12,7 @@ step begins. Lanes share nothing but scratch memory within a slice, which the de
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,8 @@ from hpcdecode.model.run.recorder import Recorder, Unrecordable
 from hpcdecode.model.run.split_model import SplitModel
 from hpcdecode.model.run.step_memory import SlotPart, SlotPlan, Unplaceable
 
-SIZES = (8, 16, 32, *range(64, 513, 64), *range(640, 1025, 128))  # tokens that steps are padded to
+logger = logging.getLogger(__name__)
+SIZES = (8, 16, 32, *range(64, 513, 64), *range(640, 1025, 128), *range(1280, 2049, 256))  # of padded steps, tokens
 MOST_STEPS = 32  # sizes of steps that are recorded at a time, of all lanes together
 
 
@@ -222,7 +224,8 @@ class LaneSlices:
             return work
         try:
             return self.shared.recorder.record(work)
-        except Unrecordable:
+        except Unrecordable as error:
+            logger.info(f"slices run one operator at a time, as slice {i} cannot be recorded: {error}")
             self.shared.works = False
             return work
 
