@@ -37,23 +37,25 @@ class GraphRecorder:
             self._stream, self._pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream), _without_garbage_collection():
-            work()
-            _run_without_waits(work)
-            torch.cuda.synchronize(self.device)
-            try:
+        try:
+            with torch.cuda.stream(self._stream), _without_garbage_collection():
+                work()
+                _run_without_waits(work)
+                torch.cuda.synchronize(self.device)
                 self._capture(graph, work)
-            except RuntimeError as error:
-                raise Unrecordable(str(error)) from error
-        current.wait_stream(self._stream)
+        finally:
+            current.wait_stream(self._stream)
         return graph.replay
 
     def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            work()
-        finally:
-            graph.capture_end()
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        except RuntimeError as error:
+            raise Unrecordable(str(error)) from error
 
 
 def _run_without_waits(work: Callable[[], object]) -> None:
