@@ -1,4 +1,4 @@
-"""As run_parity.py, with S and R as on devices: plain graphs, prompts by torch; attn_cuda, emulated, or torch.
+"""As run_parity.py, with S and R as on devices: recorded slices, prompts by torch; attn_cuda, emulated, or torch.
 
 usage: run_devices.py LINKS ...
 
@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 from hpcdecode.attention import open as attention_open
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.shapes import attention_shapes
-from hpcdecode.engine import engine, kv, links
+from hpcdecode.engine import choice, engine, kv, links
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.exchange.device import PlainMemory
 from hpcdecode.exchange.staging import Outbox
 from hpcdecode.model.lower.compile import compile_merged
 from hpcdecode.model.run import bound_slice
+from hpcdecode.model.run.recorded_slices import RecordedSlices
 from hpcdecode.ranks import team
 from hpcdecode.ranks.roles import assign_devices
 from tests.mpi.run_parity import main
 from tests.support.late_device import EmulatedLink, LateDevice, LateMemory
+
+from tests.support.recorders import EagerRecorder
 
 DIRECT = sys.argv[1] == "direct"
 PLACE = "cpu:0"  # of an emulated device
@@ -56,6 +60,11 @@ def links_of_one_process(*about):
     return local_links(*about)
 
 
+def recorded(model):
+    model.recorder = model.recorder or EagerRecorder()
+    return RecordedSlices.of(model)
+
+
 def assigned(ranks, *options):
     assign_devices(ranks, *options)
     for rank in [r for r in ranks if r.has_r][:2]:
@@ -64,6 +73,7 @@ def assigned(ranks, *options):
 
 if sys.argv[1] == "torch":
     attention_open.by_kernels = lambda *_: False
+choice.RecordedSlices = SimpleNamespace(of=recorded)
 bound_slice.compile_graph = lambda graph, *_, rows=0, **__: compile_merged(graph, rows)
 engine.staged = linked
 engine.direct = links.direct = direct
