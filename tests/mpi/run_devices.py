@@ -26,7 +26,6 @@ from hpcdecode.ranks import team
 from hpcdecode.ranks.roles import assign_devices
 from tests.mpi.run_parity import main
 from tests.support.late_device import EmulatedLink, LateDevice, LateMemory
-
 from tests.support.recorders import EagerRecorder
 
 DIRECT = sys.argv[1] == "direct"
