@@ -72,12 +72,12 @@ Bad arguments raise ValueError or TypeError before anything changes.)")
         .def(
             "__init__",
             [](KvCache* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
-               int max_sequences, int block_tokens, int device) {
-                new (e)
-                    KvCache(layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences, block_tokens, device});
+               int max_sequences, int block_tokens, int device, int batches) {
+                new (e) KvCache(
+                    layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences, block_tokens, device, batches});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
-            nb::arg("block_tokens"), nb::arg("device"), R"(Allocate a KV cache on a device.
+            nb::arg("block_tokens"), nb::arg("device"), nb::arg("batches") = 10, R"(Allocate a KV cache on a device.
 
 Args:
     layers: Shapes of the model's attention layers.
@@ -86,6 +86,7 @@ Args:
     max_sequences: Slots are 0 to max_sequences - 1.
     block_tokens: Tokens of a block.
     device: Number of the device.
+    batches: Calls whose sequences stay on the device; with 2 for each lane of a step and 2 no call waits for another.
 
 Raises:
     MemoryError: If the device has no room.)")

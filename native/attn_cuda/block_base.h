@@ -6,11 +6,13 @@
 #define HPC_DEVICE __device__ __forceinline__
 #define HPC_BOTH __host__ __device__ inline
 #define HPC_UNROLL _Pragma("unroll")
+#define HPC_UNROLL2 _Pragma("unroll 2")
 #define HPC_UNROLL4 _Pragma("unroll 4")
 #else
 #define HPC_DEVICE inline
 #define HPC_BOTH inline
 #define HPC_UNROLL
+#define HPC_UNROLL2
 #define HPC_UNROLL4
 #endif
 

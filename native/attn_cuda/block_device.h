@@ -20,6 +20,7 @@ struct Block {
         f(static_cast<int>(threadIdx.x));
     }
     HPC_DEVICE void sync() const { __syncthreads(); }
+    HPC_DEVICE void sync_warp() const { __syncwarp(); }  // each warp for itself
 
     // The value of the lane whose number differs in the bits of `mask`. Every thread calls this.
     template <class T>
@@ -51,6 +52,30 @@ HPC_DEVICE uint32_t minus_bf16(uint32_t a, uint32_t b) {
 }
 HPC_DEVICE uint16_t f16_of(float x) { return __half_as_ushort(__float2half_rn(x)); }
 HPC_DEVICE float float_of_f16(uint16_t h) { return __half2float(__ushort_as_half(h)); }
+// Return two numbers of 16 bits, x in the low half.
+HPC_DEVICE uint32_t two_bf16(float x, float y) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(two);
+}
+HPC_DEVICE uint32_t two_f16(float x, float y) {
+    const __half2 two = __floats2half2_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(two);
+}
+// Returns `bits`, which the compiler takes for unknown and keeps in a register: an instruction of logic has room for
+// one constant.
+HPC_DEVICE uint32_t in_register(uint32_t bits) {
+    uint32_t kept;
+    asm volatile("{ .reg .u32 zero; mov.u32 zero, %%tid.y; or.b32 %0, zero, %1; }\n" : "=r"(kept) : "r"(bits));
+    return kept;
+}
+// Returns the bytes of `two` in the low bytes of each half.
+HPC_DEVICE uint32_t bytes_apart(uint32_t two) { return __byte_perm(two, 0, 0x4140); }
+// Returns 2^x, or 0 where that is below 2^-126.
+HPC_DEVICE float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+    return y;
+}
 HPC_DEVICE float infinity() { return as_float(0x7f800000u); }
 
 }  // namespace hpcdecode

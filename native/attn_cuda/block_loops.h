@@ -40,6 +40,7 @@ struct Block {
         for (int i = 0; i < threads; ++i) f(falling_order() ? threads - 1 - i : i);
     }
     void sync() {}
+    void sync_warp() {}
 
     template <class T>
     Own<T> exchange(const Own<T>& x, int mask) const {

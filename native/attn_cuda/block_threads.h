@@ -44,6 +44,7 @@ struct Block {
         f(thread);
     }
     void sync() { pthread_barrier_wait(&team->all); }
+    void sync_warp() { pthread_barrier_wait(&team->warps[thread / kWarp]); }
 
     // Lays `own` open to the lanes of the warp, and calls `read` with what every thread laid open.
     template <class T, class F>

@@ -45,6 +45,11 @@ inline float float_of_f16(uint16_t h) {
                                        : std::ldexp(static_cast<float>(digits + 1024), exponent - 25);
     return h & 0x8000 ? -size : size;
 }
+inline uint32_t two_bf16(float x, float y) { return bf16_of(x) | static_cast<uint32_t>(bf16_of(y)) << 16; }
+inline uint32_t two_f16(float x, float y) { return f16_of(x) | static_cast<uint32_t>(f16_of(y)) << 16; }
+inline uint32_t in_register(uint32_t bits) { return bits; }
+inline uint32_t bytes_apart(uint32_t two) { return (two & 255u) | (two & 0xff00u) << 8; }
+inline float power_of_2(float x) { return std::exp2(x); }
 inline float infinity() { return INFINITY; }
 
 }  // namespace hpcdecode

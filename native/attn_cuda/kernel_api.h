@@ -12,6 +12,7 @@ namespace hpcdecode {
 constexpr int kTile = 64;
 constexpr int kPiece = 512;
 constexpr int kRows = 16;
+constexpr int kSlice = 16;  // tokens of a tile that a warp attends over, where products are of 16 bits
 constexpr int kMaxVDim = 256;
 constexpr int kMaxRotation = 256;
 
@@ -78,9 +79,17 @@ struct AppendArgs {
     RowsArgs kv;  // rows [k | v]
 };
 
+// How a block attends.
+struct AttendForm {
+    int parts;   // 2: queries and weights are sums of two numbers of 16 bits each; 0: float32
+    int stages;  // tiles that a warp has in shared memory or on their way there
+    int smem;    // bytes
+};
+
 struct AttendArgs {
     BatchArgs batch;
     LayerArgs layer;
+    AttendForm form;
     RowsArgs q;
     float* partials;  // [items][heads][kRows][2 + v_pad]: (m, sum, weighted values) for weights relative to 2^m
 };
@@ -102,8 +111,8 @@ struct CopyArgs {
     int copies, layer_count;
 };
 
-// Returns the bytes of shared memory of a block that attends.
-size_t attend_smem(const HeadLayout& head, KvType type);
+// Returns the form for `limit` bytes of shared memory, with most bytes on their way. act: Of queries.
+AttendForm attend_form(const HeadLayout& head, KvType type, ActType act, size_t limit);
 
 // Launch kernels on a stream. All throw std::runtime_error if the device refuses.
 void launch_append(const AppendArgs& args, KvType type, void* stream);

@@ -10,10 +10,10 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const AppendArgs args)
     Block block = this_block();
     append<Num>(block, args);
 }
-template <class Num, int N>
-__global__ void __launch_bounds__(kThreads, N == 4 && Num::kTensor ? 4 : 2) attend_kernel(const AttendArgs args) {
+template <class Kernel>
+__global__ void __launch_bounds__(kThreads, Kernel::kBlocks) attend_kernel(const AttendArgs args) {
     Block block = this_block();
-    attend<Num, N>(block, args);
+    attend<Kernel>(block, args);
 }
 __global__ void __launch_bounds__(kThreads) merge_kernel(const MergeArgs args) {
     Block block = this_block();
@@ -34,11 +34,11 @@ void launch_append(const AppendArgs& a, KvType type, void* stream) {
 }
 
 void launch_attend(const AttendArgs& a, KvType type, void* stream) {
-    const size_t smem = attend_smem(a.layer.head, type);
     with_num(type, [&](auto num) {
-        const auto kernel =
-            a.layer.head.v_pad <= 128 ? attend_kernel<decltype(num), 4> : attend_kernel<decltype(num), 8>;
-        launch(kernel, "attend", a, a.batch.item_count, a.layer.heads, smem, stream);
+        with_attend<decltype(num)>(a.layer.head, a.form, [&](auto kernel) {
+            launch(attend_kernel<typename decltype(kernel)::Type>, "attend", a, a.batch.item_count, a.layer.heads,
+                   a.form.smem, stream);
+        });
     });
 }
 

@@ -12,8 +12,9 @@ void launch_append(const AppendArgs& a, KvType type, void*) {
 
 void launch_attend(const AttendArgs& a, KvType type, void*) {
     with_num(type, [&](auto num) {
-        run(a.batch.item_count, a.layer.heads, attend_smem(a.layer.head, type), [&](Block& b) {
-            a.layer.head.v_pad <= 128 ? attend<decltype(num), 4>(b, a) : attend<decltype(num), 8>(b, a);
+        with_attend<decltype(num)>(a.layer.head, a.form, [&](auto kernel) {
+            run(a.batch.item_count, a.layer.heads, a.form.smem,
+                [&](Block& b) { attend<typename decltype(kernel)::Type>(b, a); });
         });
     });
 }

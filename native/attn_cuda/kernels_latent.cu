@@ -25,7 +25,7 @@ void launch_latent(const LatentArgs& a, KvType type, void* stream) {
 }
 
 void launch_latent_merge(const LatentArgs& a, void* stream) {
-    launch(merge_latent_kernel, "merge of latents", a, a.batch.tokens, a.layer.group, 0, stream);
+    launch(merge_latent_kernel, "merge of latents", a, a.batch.tokens, a.layer.group, kLatentMergeSmem, stream);
 }
 
 }  // namespace hpcdecode

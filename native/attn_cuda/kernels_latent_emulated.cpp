@@ -13,7 +13,7 @@ void launch_latent(const LatentArgs& a, KvType type, void*) {
 }
 
 void launch_latent_merge(const LatentArgs& a, void*) {
-    run(a.batch.tokens, a.layer.group, 0, [&](Block& b) { merge_latent(b, a); });
+    run(a.batch.tokens, a.layer.group, kLatentMergeSmem, [&](Block& b) { merge_latent(b, a); });
 }
 
 }  // namespace hpcdecode

@@ -2,22 +2,23 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace hpcdecode {
 namespace {
 
-constexpr size_t kBatches = 8;  // calls whose sequences stay on the device: those of a step's lanes
+constexpr ActType kActs[] = {ActType::kF32, ActType::kBF16};
 
 [[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
 
 // Returns the shared memory that a block needs at least, of `limit` bytes.
 size_t smem_of(const LayerArgs& l, KvType type, size_t limit) {
-    if (!l.latent) return attend_smem(l.head, type);
     size_t most = 0;
-    for (const ActType act : {ActType::kF32, ActType::kBF16}) {
-        const int smem = latent_form(l, type, act, limit).smem;
+    for (const ActType act : kActs) {
+        const int smem = l.latent ? latent_form(l, type, act, limit).smem : attend_form(l.head, type, act, limit).smem;
         most = std::max(most, static_cast<size_t>(smem));
     }
     return most;
@@ -25,6 +26,40 @@ size_t smem_of(const LayerArgs& l, KvType type, size_t limit) {
 
 Cut cut_of(const LayerArgs& l, const LatentForm& form) {
     return l.latent ? Cut{l.group, form.rows, kLatentPiece} : Cut{l.group, kRows, kPiece};
+}
+
+// Returns the bytes of the partial results of an item, for all KV heads.
+size_t partial_bytes(const LayerArgs& l, const Cut& cut) {
+    return size_t(cut.rows) * l.heads * (2 + l.head.v_pad) * sizeof(float);
+}
+
+// Returns the bytes of partial results of a step in which all of `sequences` decode a token over `tokens` in all.
+size_t decode_partials(const LayerArgs& l, KvType type, size_t limit, int64_t tokens, int sequences) {
+    size_t most = 0;
+    for (const ActType act : kActs) {
+        const Cut cut = cut_of(l, l.latent ? latent_form(l, type, act, limit) : LatentForm{});
+        const int64_t row_blocks = (l.group + cut.rows - 1) / cut.rows, items = tokens / cut.piece + sequences;
+        most = std::max(most, static_cast<size_t>(items * row_blocks) * partial_bytes(l, cut));
+    }
+    return most;
+}
+
+// Memory of a device is full. It says of what.
+class OutOfMemory : public std::bad_alloc {
+  public:
+    explicit OutOfMemory(std::string what) : what_(std::move(what)) {}
+    const char* what() const noexcept override { return what_.c_str(); }
+
+  private:
+    std::string what_;
+};
+
+Memory allocate(size_t bytes, const std::string& use) {
+    try {
+        return Memory(bytes, Memory::Kind::kDevice);
+    } catch (const std::bad_alloc&) {
+        throw OutOfMemory("the device has no room for " + std::to_string(bytes) + " bytes of " + use);
+    }
 }
 
 }  // namespace
@@ -45,6 +80,7 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
     : shapes_(layers),
       type_(o.kv_type),
       device_(o.device),
+      most_batches_(o.batches),
       layers_(lay_out(layers, o.kv_type, o.block_tokens)),
       table_(o.block_tokens, {0, BlockTable::count_blocks(o.capacity_tokens, o.block_tokens)}, o.max_sequences),
       sinks_(layers.size()) {
@@ -58,7 +94,11 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
                 "; use a kv_dtype of fewer bits");
     }
     const int64_t blocks = table_.block_count();
-    arena_ = Memory(bytes_per_block(layers_) * blocks, Memory::Kind::kDevice);
+    arena_ = allocate(bytes_per_block(layers_) * blocks, "KV cache");
+    size_t partials = 0;
+    for (const LayerArgs& l : layers_)
+        partials = std::max(partials, decode_partials(l, type_, shared_, table_.capacity_tokens(), o.max_sequences));
+    partials_ = allocate(partials, "partial results of attention");
     std::vector<int64_t> at(2 * layers_.size());
     int64_t offset = 0;
     for (size_t i = 0; i < layers_.size(); ++i) {
@@ -96,7 +136,7 @@ Batch& KvCache::batch_for(const int32_t* slots, const int32_t* counts, int n, co
         b.turn = ++turn_;
         return b;
     }
-    if (batches_.size() < kBatches) batches_.emplace_back();
+    if (batches_.size() < most_batches_) batches_.emplace_back();
     Batch& oldest = *std::min_element(batches_.begin(), batches_.end(),
                                       [](const Batch& a, const Batch& b) { return a.turn < b.turn; });
     oldest.fill(table_, slots, counts, n, version_, cut, stream);
@@ -173,14 +213,14 @@ void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int
     const Cut cut = cut_of(l, form);
     Batch& batch = batch_for(slots, counts, n, cut, stream);
     if (!l.latent || batch.in_pieces()) {
-        const size_t partial = size_t(cut.rows) * l.heads * (2 + l.head.v_pad) * sizeof(float);
-        grow_partials(batch.args().item_count * partial);
+        grow_partials(batch.args().item_count * partial_bytes(l, cut));
     }
     append_rows(layer, batch, qkv, shape.q_columns(), stream);
     if (l.latent) {
         attend_latents(l, form, batch, qkv, out, own, stream);
     } else {
-        launch_attend({batch.args(), l, {qkv.data, qkv.type, qkv.stride}, partials_.as<float>()}, type_, stream);
+        const AttendForm form = attend_form(l.head, type_, qkv.type, shared_);
+        launch_attend({batch.args(), l, form, {qkv.data, qkv.type, qkv.stride}, partials_.as<float>()}, type_, stream);
         launch_merge({batch.args(), l, partials_.as<float>(), own, out.data, out.type, out.stride}, stream);
     }
     batch.used(stream);
@@ -201,7 +241,8 @@ void KvCache::attend_latents(const LayerArgs& layer, const LatentForm& form, con
 void KvCache::grow_partials(size_t bytes) {
     if (bytes <= partials_.size()) return;
     last_.reach();
-    partials_.grow(bytes, Memory::Kind::kDevice);
+    partials_ = Memory();
+    partials_ = allocate(bytes, "partial results of attention: fewer new tokens a call need less");
 }
 
 void KvCache::release(const int32_t* slots, int n) {

@@ -19,6 +19,7 @@ struct KvCacheOptions {
     int64_t capacity_tokens;
     int max_sequences, block_tokens;
     int device;
+    int batches;  // calls whose sequences stay on the device: two for each lane of a step, and two
 };
 
 // Returns whether there are kernels for these layers, and room for them in the shared memory of a device's blocks.
@@ -69,6 +70,7 @@ class KvCache {
     std::vector<LayerShape> shapes_;
     KvType type_;
     int device_;
+    size_t most_batches_;
     size_t shared_;  // bytes that a block may have
     std::vector<LayerArgs> layers_;
     BlockTable table_;

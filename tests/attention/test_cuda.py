@@ -59,10 +59,21 @@ def test_matches_float64(name, kv_dtype, device):
 
 
 @pytest.mark.parametrize("kv_dtype", attention_cuda.KV_DTYPES)
-def test_bfloat16_activations(kv_dtype, device):
-    batch = make_batch(SHAPES["gqa4_128"], LENGTHS, COUNTS, torch.bfloat16)
+@pytest.mark.parametrize("name", ["gqa4_128", "gqa7_256_softcap", "gqa16_64_sinks_window", "k7_v130"])
+def test_bfloat16_activations(name, kv_dtype, device):
+    """Queries and weights are single numbers of 16 bits, where K and V are not float32."""
+    batch = make_batch(SHAPES[name], LENGTHS, COUNTS, torch.bfloat16)
     out, answer = run(batch, kv_dtype, device).double(), expected(batch, kv_dtype)
-    assert ((out - answer).abs() <= 2**-8 * answer.abs() + 1e-4).all()
+    assert (out - answer).abs().max() <= 1e-2 * answer.abs().max()
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int4"])
+def test_many_pieces(kv_dtype, device):
+    """More pieces than a merge has warps; the rows of one sequence begin in different pieces."""
+    batch = make_batch(shape(1, 32, 6, window=3000, sinks=True), (5200, 4700), (3, 1))
+    error = (run(batch, kv_dtype, device).double() - expected(batch, kv_dtype)).abs().max().item()
+    assert error <= 1e-5 * max(r.abs().max().item() for r in batch.rows)
+    assert torch.equal(run(batch, kv_dtype, device)[3:], run(batch, kv_dtype, device, which=[1]))
 
 
 @pytest.mark.parametrize("kv_dtype", attention_cuda.KV_DTYPES)

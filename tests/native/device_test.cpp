@@ -76,7 +76,7 @@ double bound_of(KvType type) {
 
 // Appends a prompt, forks it, then decodes in both, with buffers of the exact size.
 void attend_case(KvType type, ActType act, const LayerShape& s, int length, int block_tokens) {
-    KvCache e({s, s}, {type, 2 * (length + 100), 2, block_tokens, 0});
+    KvCache e({s, s}, {type, 2 * (length + 100), 2, block_tokens, 0, 4});
     const int32_t slots[] = {1, 0}, before = length - 1, ones[] = {1, 1};
     std::vector<float> kv = normal(before * s.kv_columns()), row = normal(s.q_columns() + s.kv_columns()), rows = row;
     rows.insert(rows.end(), row.begin(), row.end());
@@ -114,7 +114,8 @@ int main() {
     };
     for (KvType type : kTypes)
         for (const LayerShape& s : shapes)
-            for (int length : kLengths) attend_case(type, ActType::kF32, s, length, length % 2 ? 24 : 64);
+            for (ActType act : {ActType::kF32, ActType::kBF16})
+                for (int length : kLengths) attend_case(type, act, s, length, length % 2 ? 24 : 64);
     const std::vector<LayerShape> latents = {
         {1, 48, 32, 5, 0.2f, {170}, 20.0f, false, true},
         {1, 40, 30, 40, 0.2f, {}, 0, false, true},  // more heads than share a read, or one by 64

@@ -1,123 +1,315 @@
-// Scores and sums of values by products of 16 bits, a tile of 64 tokens at a time.
+// Scores and sums of values by products of 16 bits. Each warp has all rows and its own slices of tokens, with a running
+// maximum of its own. Scores become weights where they are: the sums of one product are the operand of the next.
 #pragma once
-#include "mma.h"
-#include "shared.h"
+#include "attend_item.h"
+#include "matrices.h"
+#include "per_row.h"
 
 namespace hpcdecode {
 
-// N: columns of 8 dims of V that each warp sums, warp w those numbered w, w + 4, ...
-template <class Num, int N>
+// kWide: K or V have more than 128 dims, and queries are read from shared memory for every slice. kParts: As in
+// AttendForm.
+template <class Num, bool kWide, int kParts>
 struct ByTensor {
     using P = typename Num::Product;
-    Own<Sums<N>> acc;
+    using K = typename Num::K;
+    using V = typename Num::V;
+    static constexpr int kColumns = (kWide ? 256 : 128) / 8;  // of 8 dims of V
+    static constexpr int kChunks = kColumns / V::kSpread;     // of a row of V
+    static constexpr int kSteps = (kWide ? 256 : 128) / 16;   // of 16 dims of K
+    static constexpr int kHeld = kWide ? 1 : kSteps;          // of these, those whose queries stay in registers
 
-    HPC_DEVICE void clear(int t) { acc[t].clear(); }
+    struct Two {
+        float v[2];
+    };
+    struct Keys {
+        uint32_t r[2][2 * K::kSpread];  // of tokens 0 to 7 and 8 to 15
+    };
 
-    HPC_DEVICE static void put_query(const Stage& stage, int row, int d, float x) {
-        const uint16_t high = P::of(x);
-        stage.shared<uint16_t>(stage.at.q + row * stage.at.q_stride)[d] = high;
-        stage.shared<uint16_t>(stage.at.q_low + row * stage.at.q_stride)[d] = P::of(x - P::up(high));
+    Own<Sums<2>> s;                          // [n] of rows and 8 tokens
+    Own<Sums<kColumns>> acc;                 // [n] of rows and 8 dims
+    Own<PerRow<2>> top, sum, middle, q_sum;  // of rows l / 4 and l / 4 + 8 of lane l; sums are those of its own tokens
+    Own<FragmentA> q[kHeld * kParts], weights[kParts], both;
+    Own<FragmentB> b;
+    Own<Keys> keys;
+    Own<Bits> bits;
+    Own<const uint8_t*> from, queries[kParts];
+
+    HPC_DEVICE static int row_of(int t, int i) { return t % kWarp / 4 + i * 8; }
+
+    HPC_DEVICE void put_query(const AttendItem& x, int row, int d, float value) const {
+        const uint16_t high = P::of(value);
+        const int at = row * x.at.q_stride + K::place(d) * 2;
+        *x.shared<uint16_t>(x.at.q + at) = high;
+        if constexpr (kParts == 2) *x.shared<uint16_t>(x.at.q_low + at) = P::of(value - P::up(high));
     }
 
-    // Scores of all rows: warp w those of tokens 16 w to 16 w + 15.
-    HPC_DEVICE void score(const Stage& stage) {
-        Own<FragmentA> high, low;
-        Own<FragmentB> b;
-        Own<Sums<2>> s;
-        stage.block.each([&](int t) {
-            for (int i = 0; i < 4; ++i) s[t].v[0][i] = s[t].v[1][i] = 0.0f;
-        });
-        for (int k = 0; k < stage.h.k_pad; k += 16) {
-            stage.block.each([&](int t) {
-                query_fragment(stage, high[t], stage.at.q, t, k);
-                query_fragment(stage, low[t], stage.at.q_low, t, k);
+    HPC_DEVICE void load_queries(const AttendItem& x) {
+        if constexpr (Num::kScaled) {
+            x.rotate_queries();
+            x.block.each([&](int t) {
+                const float* rotated = x.shared<float>(x.at.rotated);
+                for (int row = t / kWarp; row < kRows; row += kWarps)
+                    for (int d = t % kWarp; d < x.h.k_pad; d += kWarp)
+                        put_query(x, row, d, d < x.h.k_dim ? rotated[row * x.h.k_dim + d] : 0.0f);
             });
-            HPC_UNROLL
-            for (int n = 0; n < 2; ++n) {
-                stage.block.each([&](int t) {
-                    const int token = t / kWarp * 16 + n * 8 + t % kWarp / 4;
-                    Num::K::keys(stage.shared<uint8_t>(stage.at.k + token * stage.at.k_stride), k, t % 4, b[t].r);
-                });
-                multiply<P>(stage.block, high, b, s, n);
-                multiply<P>(stage.block, low, b, s, n);
-            }
+        } else {
+            x.each_query(x.h.k_pad, 1.0f, [&](int row, int d, float value) { put_query(x, row, d, value); });
         }
-        stage.block.each([&](int t) {
-            float* out =
-                stage.shared<float>(stage.at.scores) + t % kWarp / 4 * kScoreStride + t / kWarp * 16 + t % 4 * 2;
+        x.block.sync();
+        x.block.each([&](int t) {
+            acc[t].clear();
+            bits[t].take();
+            top[t].fill(-infinity());
+            sum[t].fill(0.0f);
+            middle[t].fill(0.0f);
+            for (int i = 0; K::kMiddle && i < 2; ++i) q_sum[t].v[i] = x.shared<float>(x.at.q_sums)[row_of(t, i)];
             HPC_UNROLL
-            for (int n = 0; n < 2; ++n) {
-                for (int i = 0; i < 2; ++i) {
-                    out[n * 8 + i] = s[t].v[n][i];
-                    out[8 * kScoreStride + n * 8 + i] = s[t].v[n][2 + i];
-                }
-            }
+            for (int part = 0; part < kParts; ++part)
+                queries[part][t] = x.shared<uint8_t>(part == 0 ? x.at.q : x.at.q_low) + t % kSlice * x.at.q_stride +
+                                   t % kWarp / 16 * 16;
         });
-    }
-
-    HPC_DEVICE static void query_fragment(const Stage& stage, FragmentA& f, int from, int t, int k) {
         HPC_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            const int row = t % kWarp / 4 + i % 2 * 8;
-            f.r[i] = *reinterpret_cast<const uint32_t*>(stage.shared<uint16_t>(from + row * stage.at.q_stride) + k +
-                                                        t % 4 * 2 + i / 2 * 8);
-        }
-    }
-
-    // Rounds a weight as its product does, so that the sum of weights fits the sum of values.
-    HPC_DEVICE static float rounded(float w) {
-        if constexpr (!Num::kScaled) {
-            const float high = P::up(P::of(w));
-            return high + P::up(P::of(w - high));
-        }
-        return w;
-    }
-
-    HPC_DEVICE void add(const Stage& stage) {
-        const int columns = stage.h.v_pad / 8;
-        Own<FragmentA> high, low;
-        Own<FragmentB> b;
-        Own<typename Num::V::Held> held;
-        stage.block.each([&](int t) {
-            const float* alpha = stage.shared<float>(stage.at.alpha) + t % kWarp / 4;
+        for (int step = 0; !kWide && step < kHeld; ++step) {
+            if (step * 16 >= x.h.k_pad) break;
             HPC_UNROLL
-            for (int n = 0; n < N; ++n) {
-                HPC_UNROLL
-                for (int i = 0; i < 4; ++i) acc[t].v[n][i] *= alpha[i / 2 * 8];
-            }
+            for (int part = 0; part < kParts; ++part)
+                load_matrices<false>(x.block, queries[part], q[step * kParts + part], step * 32);
+        }
+    }
+
+    // Returns where the slice of the warp of thread t lies.
+    HPC_DEVICE static const uint8_t* slice_of(const AttendItem& x, int t, int stage) {
+        return x.shared<uint8_t>(t / kWarp * x.at.warp + stage * x.at.slice);
+    }
+
+    HPC_DEVICE void score(const AttendItem& x, int stage) {
+        x.block.each([&](int t) {
+            s[t].clear();
+            const int lane = t % kWarp;
+            from[t] = slice_of(x, t, stage) + (K::kChunks ? lane / 16 * 8 + lane % 8 : lane / 4) * x.at.k_stride;
         });
-        for (int k = 0; k < kTile; k += 16) {
-            stage.block.each([&](int t) {
+        const int steps = x.h.k_pad / 16;
+        if (steps == kSteps) {
+            score_all<true>(x, steps);
+        } else if constexpr (kWide) {
+            for (int step = 0; step < steps; step += K::kSpread) score_steps(x, step, steps);
+        } else {
+            score_all<false>(x, steps);
+        }
+    }
+
+    // kAll: There are kSteps steps, so that all loads can be under way at once.
+    template <bool kAll>
+    HPC_DEVICE void score_all(const AttendItem& x, int steps) {
+        HPC_UNROLL
+        for (int step = 0; step < kSteps; step += K::kSpread) {
+            if (!kAll && step >= steps) break;
+            score_steps(x, step, kAll ? kSteps : steps);
+        }
+    }
+
+    // Multiplies the dims of one load of keys: one step of 16, or two.
+    HPC_DEVICE void score_steps(const AttendItem& x, int step, int steps) {
+        load_keys(x, step, steps);
+        HPC_UNROLL
+        for (int i = 0; i < K::kSpread; ++i) {
+            if (step + i >= steps) break;
+            HPC_UNROLL
+            for (int part = 0; part < kParts; ++part) {
+                if constexpr (kWide) load_matrices<false>(x.block, queries[part], q[part], (step + i) * 32);
+                const int held = kWide ? part : (step + i) * kParts + part;
                 HPC_UNROLL
-                for (int i = 0; i < 4; ++i) {
-                    const int row = t % kWarp / 4 + i % 2 * 8;
-                    const float* w =
-                        stage.shared<float>(stage.at.scores) + row * kScoreStride + k + t % 4 * 2 + i / 2 * 8;
-                    const uint16_t x = P::of(w[0]), y = P::of(w[1]);
-                    high[t].r[i] = pair(x, y);
-                    low[t].r[i] = pair(P::of(w[0] - P::up(x)), P::of(w[1] - P::up(y)));
+                for (int n = 0; n < 2; ++n) {
+                    x.block.each([&](int t) {
+                        b[t].r[0] = keys[t].r[n][2 * i];
+                        b[t].r[1] = keys[t].r[n][2 * i + 1];
+                    });
+                    multiply<P>(x.block, q[held], b, s, n);
+                }
+            }
+        }
+    }
+
+    HPC_DEVICE void load_keys(const AttendItem& x, int step, int steps) {
+        if constexpr (K::kChunks) {
+            // Chunks of 16 bytes: two of one step of 16 dims, or one of each of two.
+            load_pair<false>(x, step * 2 / K::kSpread, K::kSpread == 1 || step + 1 < steps, 8);
+            x.block.each([&](int t) {
+                HPC_UNROLL
+                for (int n = 0; n < 2; ++n) {
+                    K::spread(both[t].r[2 * n], keys[t].r[n], bits[t]);
+                    K::spread(both[t].r[2 * n + 1], keys[t].r[n] + K::kSpread, bits[t]);
                 }
             });
+        } else {
+            x.block.each([&](int t) {
+                HPC_UNROLL
+                for (int n = 0; n < 2; ++n)
+                    K::keys(from[t] + n * 8 * x.at.k_stride, step * 16, t % 4, keys[t].r[n], bits[t]);
+            });
+        }
+    }
+
+    // Loads matrices from chunks `chunk` and `chunk` + 1 of rows: a lane whose number has the bit `second` has the rows
+    // of the second one, or once more of the first one if there are no more.
+    template <bool kTurned>
+    HPC_DEVICE void load_pair(const AttendItem& x, int chunk, bool more, int second) {
+        Own<const uint8_t*> at;
+        x.block.each([&](int t) { at[t] = from[t] + ((t & second) && more ? 16 : 0); });
+        load_matrices<kTurned>(x.block, at, both, chunk * 16);
+    }
+
+    // Turns scores into weights relative to 2^top.
+    HPC_DEVICE void weigh(const AttendItem& x, int base, int stage) {
+        Own<PerRow<2>> high;
+        const bool all = x.all_seen(base);
+        x.block.each([&](int t) {
+            scale(x, t, stage);
+            if (!all) mask(x, t, base);
             HPC_UNROLL
-            for (int n = 0; n < N; ++n) {
-                if (n * kWarps >= columns) break;
-                stage.block.each([&](int t) {
-                    const int column = t / kWarp + n * kWarps, token = k + t % 4 * 2;
-                    b[t].r[0] = b[t].r[1] = 0;
-                    if (column >= columns) return;
-                    const uint8_t* row = stage.shared<uint8_t>(stage.at.v + token * stage.at.v_stride);
-                    Num::V::values(row, stage.at.v_stride, stage.h.v_pad, n, column * 8 + t % kWarp / 4, held[t],
-                                   b[t].r);
-                });
-                multiply<P>(stage.block, high, b, acc, n);
-                multiply<P>(stage.block, low, b, acc, n);
+            for (int i = 0; i < 2; ++i) high[t].v[i] = greatest(s[t], i);
+        });
+        larger_of_rows<4>(x.block, high);
+        x.block.each([&](int t) {
+            Two fade;
+            HPC_UNROLL
+            for (int i = 0; i < 2; ++i) {
+                const float now = high[t].v[i] > top[t].v[i] ? high[t].v[i] : top[t].v[i];
+                const float unit = now == -infinity() ? 0.0f : now;
+                fade.v[i] = power_of_2(top[t].v[i] - unit);
+                top[t].v[i] = now;
+                sum[t].v[i] *= fade.v[i];
+                middle[t].v[i] *= fade.v[i];
+                HPC_UNROLL
+                for (int j = 0; j < 4; ++j) score_of(s[t], i, j) = power_of_2(score_of(s[t], i, j) - unit);
+            }
+            if (fade.v[0] != 1.0f || fade.v[1] != 1.0f) {
+                HPC_UNROLL
+                for (int n = 0; n < kColumns; ++n) {
+                    HPC_UNROLL
+                    for (int i = 0; i < 4; ++i) acc[t].v[n][i] *= fade.v[i / 2];
+                }
+            }
+            put_weights(x, t, stage);
+        });
+    }
+
+    // The score of one of a lane's four tokens: numbers 2 p, 2 p + 1, 2 p + 8, 2 p + 9 of the slice, p = l % 4.
+    HPC_DEVICE static float& score_of(Sums<2>& s, int row, int j) { return s.v[j / 2][row * 2 + j % 2]; }
+    HPC_DEVICE static float greatest(Sums<2>& s, int row) {
+        const float a = score_of(s, row, 0), b = score_of(s, row, 1), c = score_of(s, row, 2), d = score_of(s, row, 3);
+        return fmaxf(fmaxf(a, b), fmaxf(c, d));
+    }
+
+    // The floats of tokens 2 p and 2 p + 1 of 8 n on.
+    HPC_DEVICE static Two floats_of(const AttendItem& x, int t, int stage, TokenFloat which, int n) {
+        const float* at = x.token_floats(t, stage, which) + n * 8 + t % 4 * 2;
+        return {{at[0], at[1]}};
+    }
+
+    // Gives scores the unit of which weights are powers of 2.
+    HPC_DEVICE void scale(const AttendItem& x, int t, int stage) {
+        const bool capped = x.a.layer.softcap > 0.0f;
+        const float in_log2 = capped ? 1.0f : kLog2E, unit = x.a.layer.scale * in_log2;
+        HPC_UNROLL
+        for (int n = 0; n < 2; ++n) {
+            Two scales{{1.0f, 1.0f}}, middles{};
+            if constexpr (Num::kScaled) scales = floats_of(x, t, stage, kScaleOfK, n);
+            if constexpr (K::kMiddle) middles = floats_of(x, t, stage, kMiddleOfK, n);
+            HPC_UNROLL
+            for (int j = 0; j < 4; ++j) {
+                s[t].v[n][j] *= unit * scales.v[j % 2];
+                if constexpr (K::kMiddle) s[t].v[n][j] += q_sum[t].v[j / 2] * in_log2 * middles.v[j % 2];
+            }
+        }
+        for (int i = 0; capped && i < 8; ++i) {
+            float& own = s[t].v[i / 4][i % 4];
+            own = log2_score(x.a.layer, own);
+        }
+    }
+
+    HPC_DEVICE void mask(const AttendItem& x, int t, int base) {
+        HPC_UNROLL
+        for (int i = 0; i < 2; ++i) {
+            const Span seen = x.seen(row_of(t, i));
+            HPC_UNROLL
+            for (int j = 0; j < 4; ++j) {
+                const int position = base + t / kWarp * kSlice + j / 2 * 8 + t % 4 * 2 + j % 2;
+                if (position < seen.low || position >= seen.high) score_of(s[t], i, j) = -infinity();
             }
         }
     }
 
-    // Returns the row and dim of acc[t].v[n][i].
-    HPC_DEVICE static int row_of(int t, int, int i) { return t % kWarp / 4 + i / 2 * 8; }
-    HPC_DEVICE static int dim_of(int t, int n, int i) { return (t / kWarp + n * kWarps) * 8 + t % 4 * 2 + i % 2; }
+    // Makes weights the operand of the values' product. The sum of weights fits that of values: rounded as they are.
+    HPC_DEVICE void put_weights(const AttendItem& x, int t, int stage) {
+        HPC_UNROLL
+        for (int n = 0; n < 2; ++n) {
+            Two scales{{1.0f, 1.0f}}, middles{};
+            if constexpr (Num::kScaled) scales = floats_of(x, t, stage, kScaleOfV, n);
+            if constexpr (V::kMiddle) middles = floats_of(x, t, stage, kMiddleOfV, n);
+            HPC_UNROLL
+            for (int i = 0; i < 2; ++i) {
+                const float a = s[t].v[n][i * 2], b = s[t].v[n][i * 2 + 1];
+                const Two rounded = put_pair(t, n * 2 + i, a * scales.v[0], b * scales.v[1]);
+                sum[t].v[i] += Num::kScaled ? a + b : rounded.v[0] + rounded.v[1];
+                if constexpr (V::kMiddle) middle[t].v[i] += a * middles.v[0] + b * middles.v[1];
+            }
+        }
+    }
+
+    // Returns what two numbers are rounded to.
+    HPC_DEVICE Two put_pair(int t, int i, float a, float b) {
+        const uint32_t high = P::two(a, b);
+        weights[0][t].r[i] = high;
+        Two rounded{{P::up(high & 0xffffu), P::up(high >> 16)}};
+        if constexpr (kParts == 2) {
+            const uint32_t low = P::two(a - rounded.v[0], b - rounded.v[1]);
+            weights[1][t].r[i] = low;
+            rounded.v[0] += P::up(low & 0xffffu);
+            rounded.v[1] += P::up(low >> 16);
+        }
+        return rounded;
+    }
+
+    HPC_DEVICE void add(const AttendItem& x, int stage) {
+        x.block.each([&](int t) { from[t] = slice_of(x, t, stage) + x.at.values + t % kSlice * x.at.v_stride; });
+        const int chunks = x.h.v_row / 16;
+        chunks == kChunks ? add_all<true>(x, chunks) : add_all<false>(x, chunks);
+    }
+
+    // kAll: There are kChunks chunks.
+    template <bool kAll>
+    HPC_DEVICE void add_all(const AttendItem& x, int chunks) {
+        HPC_UNROLL
+        for (int chunk = 0; chunk < kChunks; chunk += 2) {
+            if (!kAll && chunk >= chunks) break;
+            load_pair<true>(x, chunk, kAll || V::kSpread == 1 || chunk + 1 < chunks, 16);
+            HPC_UNROLL
+            for (int half = 0; half < 2; ++half) add_chunk(x, chunk, half);
+        }
+    }
+
+    HPC_DEVICE void add_chunk(const AttendItem& x, int chunk, int half) {
+        struct Spread {
+            uint32_t r[2][V::kSpread];
+        };
+        Own<Spread> values;
+        x.block.each([&](int t) {
+            HPC_UNROLL
+            for (int i = 0; i < 2; ++i) V::spread(both[t].r[2 * half + i], values[t].r[i], bits[t]);
+        });
+        HPC_UNROLL
+        for (int i = 0; i < V::kSpread; ++i) {
+            x.block.each([&](int t) {
+                b[t].r[0] = values[t].r[0][i];
+                b[t].r[1] = values[t].r[1][i];
+            });
+            HPC_UNROLL
+            for (int part = 0; part < kParts; ++part)
+                multiply<P>(x.block, weights[part], b, acc, (chunk + half) * V::kSpread + i);
+        }
+    }
 };
 
 }  // namespace hpcdecode

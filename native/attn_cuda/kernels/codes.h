@@ -10,8 +10,6 @@
 
 namespace hpcdecode {
 
-static_assert(kWarps * 8 == 32, "a lane's dims of V lie 32 apart");
-
 // Returns the whole number in [low, high] that is nearest to x, as native/attn_cpu/kernels/storage.h has it.
 HPC_DEVICE int code_of(float x, int low, int high) {
     const float bottom = static_cast<float>(low), top = static_cast<float>(high);
@@ -19,16 +17,16 @@ HPC_DEVICE int code_of(float x, int low, int high) {
     return static_cast<int>(c + (c < 0.0f ? -0.5f : 0.5f));
 }
 
-// Returns two operands of bfloat16: codes in the low 6 bits of each half, less `offset`. 128 + code has its bits in the
-// last ones of a bfloat16 number.
+// Returns two operands of bfloat16: codes in the low 6 bits of each half, less `offset`, if the other bits are those of
+// 128. 128 + code has its bits in the last ones of a bfloat16 number.
 template <int offset>
-HPC_DEVICE uint32_t two_codes(uint32_t codes) {
-    constexpr uint32_t less = 0x4300u + offset;
-    return minus_bf16(codes | 0x43004300u, less | less << 16);
+HPC_DEVICE uint32_t less(uint32_t codes) {
+    constexpr uint32_t bits = 0x4300u + offset;
+    return minus_bf16(codes, bits | bits << 16);
 }
 
 struct RowI6 {
-    static constexpr bool kScaled = true, kMiddle = true;
+    static constexpr bool kScaled = true, kMiddle = true, kChunks = false;
     static constexpr int kLow = -32, kHigh = 31, kLevels = kHigh - kLow, kGroup = 16, kGroupBytes = 12;
 
     HPC_DEVICE static uint32_t encode(float x) { return static_cast<uint32_t>(code_of(x, kLow, kHigh) - kLow); }
@@ -44,23 +42,23 @@ struct RowI6 {
         return static_cast<uint8_t>(high(2 * l) | high(2 * l + 8) << 2 | high(2 * l + 1) << 4 | high(2 * l + 9) << 6);
     }
 
-    // As ElementRow::keys.
-    HPC_DEVICE static void keys(const uint8_t* row, int k, int lane, uint32_t* r) {
+    static constexpr int kSpread = 1;
+    HPC_DEVICE static int place(int d) { return d; }
+
+    // Gives lane `lane` of 4 what it multiplies of dims k to k + 15 of a key: k + 2 lane, k + 2 lane + 8, and those
+    // next to them.
+    HPC_DEVICE static void keys(const uint8_t* row, int k, int lane, uint32_t* r, const Bits& of) {
         const uint8_t* group = row + k / kGroup * kGroupBytes;
         const uint32_t low = *reinterpret_cast<const uint16_t*>(group + lane * 2), high = group[8 + lane];
-        const uint32_t lows = low | low << 8, highs = high << 4 | high << 16;
-        r[0] = two_codes<-kLow>((lows & 0x000f000fu) | (highs & 0x00300030u));
-        r[1] = two_codes<-kLow>((lows >> 4 & 0x000f000fu) | (highs >> 2 & 0x00300030u));
+        const uint32_t lows = bytes_apart(low), highs = high * 0x00010010u;
+        r[0] = less<-kLow>((highs & 0x00300030u) | ((lows & 0x000f000fu) | of.one));
+        r[1] = less<-kLow>((highs >> 2 & 0x00300030u) | ((lows >> 4 & 0x000f000fu) | of.one));
     }
 };
 
 struct RowI4 {
     static constexpr bool kScaled = true, kMiddle = true;
     static constexpr int kLow = -8, kHigh = 7, kLevels = kHigh - kLow, kPart = 64, kPartBytes = 32;
-    struct Held {
-        uint32_t codes[2];  // of two tokens each, one in either half; 4 bits of a dim, and 4 of the one 32 above it
-    };
-
     // Returns how far apart the dims of a byte lie, in part `part` of a row.
     HPC_DEVICE static int apart(int padded, int part) { return padded - part * kPart > kPart / 2 ? 32 : 16; }
 
@@ -77,19 +75,14 @@ struct RowI4 {
         return static_cast<uint8_t>(encode(get(d)) | encode(get(d + apart(padded, part))) << 4);
     }
 
-    // As ElementRow::values. Column n + 1 is 32 dims above column n.
-    HPC_DEVICE static void values(const uint8_t* row, int stride, int padded, int n, int dim, Held& held, uint32_t* r) {
+    static constexpr int kSpread = 4;
+    HPC_DEVICE static void spread(uint32_t r, uint32_t* out, const Bits& of) {
         HPC_UNROLL
-        for (int i = 0; i < 2; ++i) {
-            if (n % 2 == 0) {
-                const int part = dim / kPart, between = apart(padded, part), d = dim % kPart;
-                const uint8_t* at = row + i * 8 * stride + part * kPartBytes + d % between;
-                held.codes[i] = (at[0] | static_cast<uint32_t>(at[stride]) << 16) >> d / between * 4;
-            } else {
-                held.codes[i] >>= 4;
-            }
-            r[i] = two_codes<-kLow>(held.codes[i] & 0x000f000fu);
-        }
+        for (int i = 0; i < kSpread; ++i) out[i] = less<-kLow>((r >> 4 * i & 0x000f000fu) | of.one);
+    }
+    HPC_DEVICE static int dim_of(int padded, int chunk, int tile, int column) {
+        const int part = chunk / 2;
+        return part * kPart + chunk % 2 * 16 + column * 2 + tile / 2 + tile % 2 * apart(padded, part);
     }
 };
 

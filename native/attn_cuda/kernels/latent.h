@@ -119,7 +119,7 @@ struct Latent {
                 partial(t)[0] = top;
                 partial(t)[1] = sum;
             } else if (x.a.sinks != nullptr) {
-                const float sink = x.a.sinks[x.head_of(t)] * kLatentLog2E, most = sink > top ? sink : top;
+                const float sink = x.a.sinks[x.head_of(t)] * kLog2E, most = sink > top ? sink : top;
                 weight = exp2f(top - most);
                 sum = sum * weight + exp2f(sink - most);
             }

@@ -1,14 +1,11 @@
-// Merges the partial results over latents of one query token and head, in the order of their pieces, into its output.
+// Merges the partial results over latents of one query token and head into its output.
 #pragma once
 #include "latent_item.h"
+#include "pieces.h"
 
 namespace hpcdecode {
 
-constexpr int kMergedDims = kMaxLatentVDim / kThreads;  // of a thread: dims t, t + kThreads, ...
-
-struct MergedLatent {
-    float top, sum, acc[kMergedDims];
-};
+constexpr int kLatentMergeSmem = merge_smem(kMaxLatentVDim);
 
 // Grid: row, query head. Rows that see one piece have their outputs already.
 HPC_DEVICE void merge_latent(Block& block, const LatentArgs& a) {
@@ -18,34 +15,14 @@ HPC_DEVICE void merge_latent(Block& block, const LatentArgs& a) {
     const Span seen = visible(a.layer, s, row);
     const int first = seen.low / kLatentPiece, last = (seen.high - 1) / kLatentPiece;
     if (first == last) return;
-    block.each([&](int t) {
-        MergedLatent m{-infinity(), 0.0f, {}};
-        for (int piece = first; piece <= last; ++piece) {
+    const int64_t to = block.x * a.stride + static_cast<int64_t>(block.y) * h.v_dim;
+    merge_pieces<kMaxLatentVDim / kWarp>(
+        block, first, last, h.v_dim, a.sinks ? a.sinks + block.y : nullptr,
+        [&](int piece) -> const float* {
             const int64_t item = s.first_item + static_cast<int64_t>(piece) * s.row_blocks + row / a.form.rows;
-            const float* p = a.partials + (item * a.form.rows + row % a.form.rows) * (2 + h.v_pad);
-            if (p[0] == -infinity()) continue;
-            const float top = p[0] > m.top ? p[0] : m.top, old = exp2f(m.top - top), now = exp2f(p[0] - top);
-            m.top = top;
-            m.sum = m.sum * old + p[1] * now;
-            HPC_UNROLL
-            for (int i = 0; i < kMergedDims; ++i) {
-                const int d = t + i * kThreads;
-                if (d < h.v_dim) m.acc[i] = m.acc[i] * old + p[2 + d] * now;
-            }
-        }
-        float weight = 1.0f;
-        if (a.sinks != nullptr) {
-            const float sink = a.sinks[block.y] * kLatentLog2E, top = sink > m.top ? sink : m.top;
-            weight = exp2f(m.top - top);
-            m.sum = m.sum * weight + exp2f(sink - top);
-        }
-        const int64_t at = block.x * a.stride + static_cast<int64_t>(block.y) * h.v_dim;
-        HPC_UNROLL
-        for (int i = 0; i < kMergedDims; ++i) {
-            const int d = t + i * kThreads;
-            if (d < h.v_dim) store_act(a.out, a.type, at + d, m.acc[i] * weight / m.sum);
-        }
-    });
+            return a.partials + (item * a.form.rows + row % a.form.rows) * (2 + h.v_pad);
+        },
+        [&](int d, float x) { store_act(a.out, a.type, to + d, x); });
 }
 
 }  // namespace hpcdecode

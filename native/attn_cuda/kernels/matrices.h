@@ -1,7 +1,8 @@
 // Fragments of products from shared memory (ldmatrix): four matrices of 8 x 8 elements of 16 bits to a warp.
 //
 // Lane 8 m + r says where row r of matrix m lies, 16 bytes. Lane l receives of each matrix the elements 2 (l % 4) and
-// the next one of row l / 4; of a turned matrix those of rows 2 (l % 4) and the next one, in column l / 4.
+// the next one of row l / 4; of a turned matrix those of rows 2 (l % 4) and the next one, in column l / 4. All rows lie
+// `offset` bytes further.
 #pragma once
 #include "mma.h"
 
@@ -10,8 +11,8 @@ namespace hpcdecode {
 #ifdef __CUDACC__
 
 template <bool kTurned>
-HPC_DEVICE void load_matrices(Block&, const Own<const uint8_t*>& from, Own<FragmentA>& to) {
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(from.value));
+HPC_DEVICE void load_matrices(Block&, const Own<const uint8_t*>& from, Own<FragmentA>& to, int offset = 0) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(from.value)) + offset;
     uint32_t* r = to.value.r;
     if constexpr (kTurned) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
@@ -47,19 +48,19 @@ FragmentA matrices_of(int lane, Row&& row) {
 #ifdef HPCDECODE_BLOCK_THREADS
 
 template <bool kTurned>
-void load_matrices(Block& block, const Own<const uint8_t*>& from, Own<FragmentA>& to) {
+void load_matrices(Block& block, const Own<const uint8_t*>& from, Own<FragmentA>& to, int offset = 0) {
     const int first = block.thread / kWarp * kWarp;
     block.among_lanes(from.value, [&](auto of) {
-        to.value = matrices_of<kTurned>(block.thread % kWarp, [&](int lane) { return of(first + lane); });
+        to.value = matrices_of<kTurned>(block.thread % kWarp, [&](int lane) { return of(first + lane) + offset; });
     });
 }
 
 #else
 
 template <bool kTurned>
-void load_matrices(Block& block, const Own<const uint8_t*>& from, Own<FragmentA>& to) {
+void load_matrices(Block& block, const Own<const uint8_t*>& from, Own<FragmentA>& to, int offset = 0) {
     for (int t = 0; t < block.threads; ++t)
-        to[t] = matrices_of<kTurned>(t % kWarp, [&](int lane) { return from[t / kWarp * kWarp + lane]; });
+        to[t] = matrices_of<kTurned>(t % kWarp, [&](int lane) { return from[t / kWarp * kWarp + lane] + offset; });
 }
 
 #endif

@@ -1,14 +1,12 @@
-// Merges the partial results of one query token and head, in the order of their pieces, into its output.
+// Merges the partial results of one query token and head into its output.
 #pragma once
-#include "attend.h"
+#include "pieces.h"
+#include "place.h"
+#include "rotate.h"
 
 namespace hpcdecode {
 
-struct Merged {
-    float top, sum, acc[kMaxVDim / kThreads];  // of dims t, t + kThreads
-};
-
-constexpr int kMergeSmem = kMaxVDim * static_cast<int>(sizeof(float));
+constexpr int kMergeSmem = merge_smem(kMaxVDim) + kMaxVDim * static_cast<int>(sizeof(float));
 
 // Grid: row, query head.
 HPC_DEVICE void merge(Block& block, const MergeArgs& a) {
@@ -17,35 +15,14 @@ HPC_DEVICE void merge(Block& block, const MergeArgs& a) {
     const int group = a.layer.group, head = block.y / group;
     const int row = (block.x - s.first_row) * group + block.y % group;
     const Span seen = visible(a.layer, s, row);
-    const int64_t stride = 2 + h.v_pad;
-    float* out = reinterpret_cast<float*>(block.smem);  // [v_dim]
-    block.each([&](int t) {
-        Merged m{-infinity(), 0.0f, {}};
-        for (int piece = seen.low / kPiece; piece * kPiece < seen.high; ++piece) {
+    float* out = reinterpret_cast<float*>(block.smem + merge_smem(kMaxVDim));  // [v_dim]
+    merge_pieces<kMaxVDim / kWarp>(
+        block, seen.low / kPiece, (seen.high - 1) / kPiece, h.v_dim, a.sinks ? a.sinks + block.y : nullptr,
+        [&](int piece) -> const float* {
             const int64_t item = s.first_item + static_cast<int64_t>(piece) * s.row_blocks + row / kRows;
-            const float* p = a.partials + ((item * a.layer.heads + head) * kRows + row % kRows) * stride;
-            if (p[0] == -infinity()) continue;
-            const float top = p[0] > m.top ? p[0] : m.top, old = exp2f(m.top - top), now = exp2f(p[0] - top);
-            m.top = top;
-            m.sum = m.sum * old + p[1] * now;
-            HPC_UNROLL
-            for (int i = 0; i < kMaxVDim / kThreads; ++i) {
-                const int d = t + i * kThreads;
-                if (d < h.v_dim) m.acc[i] = m.acc[i] * old + p[2 + d] * now;
-            }
-        }
-        float weight = 1.0f;
-        if (a.sinks != nullptr) {
-            const float sink = a.sinks[block.y] * kLog2E, top = sink > m.top ? sink : m.top;
-            weight = exp2f(m.top - top);
-            m.sum = m.sum * weight + exp2f(sink - top);
-        }
-        HPC_UNROLL
-        for (int i = 0; i < kMaxVDim / kThreads; ++i) {
-            const int d = t + i * kThreads;
-            if (d < h.v_dim) out[d] = m.acc[i] * weight / m.sum;
-        }
-    });
+            return a.partials + ((item * a.layer.heads + head) * kRows + row % kRows) * (2 + h.v_pad);
+        },
+        [&](int d, float x) { out[d] = x; });
     rotate(block, out, h.v_dim, h.v_rotation);
     const float part = 1.0f / static_cast<float>(h.v_rotation);
     block.each([&](int t) {

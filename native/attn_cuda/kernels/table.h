@@ -3,13 +3,17 @@
 #include <stdexcept>
 
 #include "append.h"
-#include "attend.h"
+#include "attend_by_float.h"
+#include "attend_by_tensor.h"
 #include "codes.h"
 #include "merge.h"
 
 namespace hpcdecode {
 
-inline bool by_tensor(KvType type) { return type != KvType::kF32; }
+template <class Kernel>
+struct AttendKernel {
+    using Type = Kernel;
+};
 
 // Calls `use` with a value of the type's Num.
 template <class F>
@@ -37,8 +41,25 @@ inline size_t append_smem(const HeadLayout& head) {
     return (kWarps + static_cast<size_t>(head.k_dim > head.v_dim ? head.k_dim : head.v_dim)) * sizeof(float);
 }
 
-size_t attend_smem(const HeadLayout& head, KvType type) {
-    return static_cast<size_t>(Shared::of(head, by_tensor(type)).bytes);
+// Calls `use` with the AttendKernel of a type, heads and a form.
+template <class Num, class F>
+void with_attend(const HeadLayout& h, const AttendForm& f, F&& use) {
+    const bool wide = h.k_pad > 128 || h.v_pad > 128;
+    if constexpr (!Num::kTensor) {
+        return wide ? use(AttendKernel<AttendByFloat<8>>{}) : use(AttendKernel<AttendByFloat<4>>{});
+    } else {
+        if (f.parts == 1)
+            return wide ? use(AttendKernel<AttendByTensor<Num, true, 1>>{})
+                        : use(AttendKernel<AttendByTensor<Num, false, 1>>{});
+        return wide ? use(AttendKernel<AttendByTensor<Num, true, 2>>{})
+                    : use(AttendKernel<AttendByTensor<Num, false, 2>>{});
+    }
+}
+
+// Grid of the kernel: item, KV head.
+template <class Kernel>
+HPC_DEVICE void attend(Block& block, const AttendArgs& a) {
+    Kernel(block, a).run();
 }
 
 }  // namespace hpcdecode
