@@ -83,7 +83,7 @@ class KvCache:
             max_sequences: Slots are 0 to max_sequences - 1.
             block_tokens: Tokens of a block.
             device: Number of the device.
-            batches: Calls whose sequences stay on the device; with 2 for each lane of a step and 2 no call waits for another.
+            batches: Calls whose sequences stay on the device; with 2 a lane and 2 more none waits for another.
 
         Raises:
             MemoryError: If the device has no room.

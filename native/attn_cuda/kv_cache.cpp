@@ -80,7 +80,7 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
     : shapes_(layers),
       type_(o.kv_type),
       device_(o.device),
-      most_batches_(o.batches),
+      most_batches_(std::max(o.batches, 1)),
       layers_(lay_out(layers, o.kv_type, o.block_tokens)),
       table_(o.block_tokens, {0, BlockTable::count_blocks(o.capacity_tokens, o.block_tokens)}, o.max_sequences),
       sinks_(layers.size()) {

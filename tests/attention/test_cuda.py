@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from hpcdecode.attention import cuda as attention_cuda
+from hpcdecode.attention.base import native_shapes
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
-from tests.support.attention_cases import expected, make_batch, run_batch, shape
+from tests.support.attention_cases import expected, ints, make_batch, run_batch, shape
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and attention_cuda.built() else [])]
 LENGTHS = (1, 17, 64, 65, 130, 513, 1100)
@@ -145,6 +146,29 @@ def test_forks_take_their_own_ways(kv_dtype, device):
     alone, both = decode(stores[0], [0]), decode(stores[1], [0, 2])
     stores[1].check()
     assert torch.equal(alone[0], both[0]) and not torch.equal(both[0], both[1])
+
+
+def test_memory_that_is_not_there_is_told_in_bytes():
+    module = attention_cuda.native(torch.device("cpu"))
+    layers = native_shapes([shape(1, 64, 1)], module.LayerShape)
+    with pytest.raises(MemoryError, match=f"no room for {2**50 * 256} bytes of KV cache"):
+        module.KvCache(layers, "bfloat16", 2**50, 1, 2**30, 0)
+
+
+def test_few_batches_on_the_device_give_the_same():
+    """A call whose sequences another call has displaced sends them again."""
+    module, s = attention_cuda.native(torch.device("cpu")), shape(1, 32, 2)
+    rows = torch.randn(6, s.row_columns, generator=torch.Generator().manual_seed(3))
+    outs = []
+    for batches in (1, 10):
+        cache = module.KvCache(native_shapes([s], module.LayerShape), "bfloat16", 256, 6, 16, 0, batches)
+        out = torch.full((6, s.out_columns), float("nan"))
+        cache.extend(ints(range(6)), ints([1] * 6), 0)
+        for _ in range(2):
+            for slot in range(6):
+                cache.attend(0, ints([slot]), ints([1]), rows[slot : slot + 1], out[slot : slot + 1], None, 0)
+        outs.append(out)
+    assert torch.equal(*outs) and not outs[0].isnan().any()
 
 
 def test_what_the_kernels_do_not_take_is_refused():

@@ -1,16 +1,18 @@
 // Scores and sums of values by products of 16 bits. Each warp has all rows and its own slices of tokens, with a running
 // maximum of its own. Scores become weights where they are: the sums of one product are the operand of the next.
 #pragma once
-#include "attend_item.h"
 #include "matrices.h"
 #include "per_row.h"
+#include "slice_scores.h"
 
 namespace hpcdecode {
 
 // kWide: K or V have more than 128 dims, and queries are read from shared memory for every slice. kParts: As in
 // AttendForm.
 template <class Num, bool kWide, int kParts>
-struct ByTensor {
+struct ByTensor : SliceScores<Num> {
+    using Scores = SliceScores<Num>;
+    using Scores::s, Scores::row_of, Scores::score_of, Scores::greatest, Scores::floats_of, Scores::scale, Scores::mask;
     using P = typename Num::Product;
     using K = typename Num::K;
     using V = typename Num::V;
@@ -19,23 +21,17 @@ struct ByTensor {
     static constexpr int kSteps = (kWide ? 256 : 128) / 16;   // of 16 dims of K
     static constexpr int kHeld = kWide ? 1 : kSteps;          // of these, those whose queries stay in registers
 
-    struct Two {
-        float v[2];
-    };
     struct Keys {
         uint32_t r[2][2 * K::kSpread];  // of tokens 0 to 7 and 8 to 15
     };
 
-    Own<Sums<2>> s;                          // [n] of rows and 8 tokens
-    Own<Sums<kColumns>> acc;                 // [n] of rows and 8 dims
-    Own<PerRow<2>> top, sum, middle, q_sum;  // of rows l / 4 and l / 4 + 8 of lane l; sums are those of its own tokens
+    Own<Sums<kColumns>> acc;          // [n] of rows and 8 dims
+    Own<PerRow<2>> top, sum, middle;  // of rows l / 4 and l / 4 + 8 of lane l; sums are those of its own tokens
     Own<FragmentA> q[kHeld * kParts], weights[kParts], both;
     Own<FragmentB> b;
     Own<Keys> keys;
     Own<Bits> bits;
     Own<const uint8_t*> from, queries[kParts];
-
-    HPC_DEVICE static int row_of(int t, int i) { return t % kWarp / 4 + i * 8; }
 
     HPC_DEVICE void put_query(const AttendItem& x, int row, int d, float value) const {
         const uint16_t high = P::of(value);
@@ -63,7 +59,6 @@ struct ByTensor {
             top[t].fill(-infinity());
             sum[t].fill(0.0f);
             middle[t].fill(0.0f);
-            for (int i = 0; K::kMiddle && i < 2; ++i) q_sum[t].v[i] = x.shared<float>(x.at.q_sums)[row_of(t, i)];
             HPC_UNROLL
             for (int part = 0; part < kParts; ++part)
                 queries[part][t] = x.shared<uint8_t>(part == 0 ? x.at.q : x.at.q_low) + t % kSlice * x.at.q_stride +
@@ -193,52 +188,6 @@ struct ByTensor {
             }
             put_weights(x, t, stage);
         });
-    }
-
-    // The score of one of a lane's four tokens: numbers 2 p, 2 p + 1, 2 p + 8, 2 p + 9 of the slice, p = l % 4.
-    HPC_DEVICE static float& score_of(Sums<2>& s, int row, int j) { return s.v[j / 2][row * 2 + j % 2]; }
-    HPC_DEVICE static float greatest(Sums<2>& s, int row) {
-        const float a = score_of(s, row, 0), b = score_of(s, row, 1), c = score_of(s, row, 2), d = score_of(s, row, 3);
-        return fmaxf(fmaxf(a, b), fmaxf(c, d));
-    }
-
-    // The floats of tokens 2 p and 2 p + 1 of 8 n on.
-    HPC_DEVICE static Two floats_of(const AttendItem& x, int t, int stage, TokenFloat which, int n) {
-        const float* at = x.token_floats(t, stage, which) + n * 8 + t % 4 * 2;
-        return {{at[0], at[1]}};
-    }
-
-    // Gives scores the unit of which weights are powers of 2.
-    HPC_DEVICE void scale(const AttendItem& x, int t, int stage) {
-        const bool capped = x.a.layer.softcap > 0.0f;
-        const float in_log2 = capped ? 1.0f : kLog2E, unit = x.a.layer.scale * in_log2;
-        HPC_UNROLL
-        for (int n = 0; n < 2; ++n) {
-            Two scales{{1.0f, 1.0f}}, middles{};
-            if constexpr (Num::kScaled) scales = floats_of(x, t, stage, kScaleOfK, n);
-            if constexpr (K::kMiddle) middles = floats_of(x, t, stage, kMiddleOfK, n);
-            HPC_UNROLL
-            for (int j = 0; j < 4; ++j) {
-                s[t].v[n][j] *= unit * scales.v[j % 2];
-                if constexpr (K::kMiddle) s[t].v[n][j] += q_sum[t].v[j / 2] * in_log2 * middles.v[j % 2];
-            }
-        }
-        for (int i = 0; capped && i < 8; ++i) {
-            float& own = s[t].v[i / 4][i % 4];
-            own = log2_score(x.a.layer, own);
-        }
-    }
-
-    HPC_DEVICE void mask(const AttendItem& x, int t, int base) {
-        HPC_UNROLL
-        for (int i = 0; i < 2; ++i) {
-            const Span seen = x.seen(row_of(t, i));
-            HPC_UNROLL
-            for (int j = 0; j < 4; ++j) {
-                const int position = base + t / kWarp * kSlice + j / 2 * 8 + t % 4 * 2 + j % 2;
-                if (position < seen.low || position >= seen.high) score_of(s[t], i, j) = -infinity();
-            }
-        }
     }
 
     // Makes weights the operand of the values' product. The sum of weights fits that of values: rounded as they are.

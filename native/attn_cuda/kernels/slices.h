@@ -103,20 +103,26 @@ struct Slices {
         return 0;
     }
 
-    // 8, 16 or 32 neighbouring lanes copy each row, 16 bytes apiece.
     HPC_DEVICE void copy_rows(const AttendItem& x, int to, const uint8_t* const* rows, int stride, int bytes, int t) {
-        const int shift = bytes > 256 ? 5 : bytes > 128 ? 4 : 3, lanes = 1 << shift, down = kWarp >> shift;
-        const int lane = t % kWarp, row = lane >> shift, left = x.end - next - t / kWarp * kSlice - row;
-        const uint8_t* const* from = rows + row;
-        uint8_t* begin = x.block.smem + to + row * stride;
-        for (int at = (lane & (lanes - 1)) * 16; at < bytes; at += lanes * 16) {
-            for (int i = 0; i < kSlice; i += 4 * down) {
-                HPC_UNROLL
-                for (int j = 0; j < 4; ++j) {
-                    const int n = i + j * down;
-                    x.block.copy16(begin + n * stride + at, from[n] + at, n < left);
-                }
-            }
+        if (bytes > 256) {
+            copy_by<32>(x, to, rows, stride, bytes, t);
+        } else if (bytes > 128) {
+            copy_by<16>(x, to, rows, stride, bytes, t);
+        } else {
+            copy_by<8>(x, to, rows, stride, bytes, t);
+        }
+    }
+
+    // kLanes neighbouring lanes copy each row, 16 bytes apiece.
+    template <int kLanes>
+    HPC_DEVICE void copy_by(const AttendItem& x, int to, const uint8_t* const* rows, int stride, int bytes, int t) {
+        constexpr int kDown = kWarp / kLanes;
+        const int first = t % kWarp / kLanes, left = x.end - next - t / kWarp * kSlice - first;
+        for (int at = t % kLanes * 16; at < bytes; at += kLanes * 16) {
+            HPC_UNROLL
+            for (int i = 0; i < kSlice; i += kDown)
+                x.block.copy16(x.block.smem + to + (first + i) * stride + at, rows[first + i] + at, i < left);
+            if (kLanes < kWarp) break;
         }
     }
 
