@@ -49,7 +49,11 @@ struct Block {
         return out;
     }
 
-    void copy16(void* to, const void* from, bool there) { open_.push_back({to, there ? from : nullptr}); }
+    // What is on its way may come at any time: it is NaN until it is waited for.
+    void copy16(void* to, const void* from, bool there) {
+        std::memset(to, 0xff, 16);
+        open_.push_back({to, there ? from : nullptr});
+    }
     // Threads commit together, so the last of them closes the group of all.
     void commit() {
         if (++committed_ % threads == 0) groups_.push_back(std::exchange(open_, {}));

@@ -68,7 +68,11 @@ struct Block {
         return out;
     }
 
-    void copy16(void* to, const void* from, bool there) { open_.push_back({to, there ? from : nullptr}); }
+    // What is on its way may come at any time: it is NaN until it is waited for.
+    void copy16(void* to, const void* from, bool there) {
+        std::memset(to, 0xff, 16);
+        open_.push_back({to, there ? from : nullptr});
+    }
     void commit() {
         groups_.push_back(std::move(open_));
         open_.clear();
