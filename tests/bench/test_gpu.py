@@ -18,7 +18,7 @@ from hpcdecode.bench.gpu.transfers import transfers
 from hpcdecode.bench.workload import SHAPES, Workload
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from tests.support.late_copies import LateCopies
+from tests.support.late_device import LateDevice
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ def test_every_part_yields_its_cases(tmp_path):
     found += states(CPU, 2, 1, ["gated-deltanet"])
     model = load_split(site.checkpoint, dtype="bfloat16")
     found += slices(model, site.shape, 3, 1)
-    found += transfers(model, LateCopies(-1), 3, 1)
+    found += transfers(model, LateDevice(patience=0), 3, 1)
     each = {1: step_seconds(model, 4, 1)}
     among = [Arrangement("one", 1, 1, ("--device", "cpu")), Arrangement("other", 1, 0, ("--device", "cpu"))]
     found += jobs(site, Workload("t", 6, 4, 9, 3), among, ["--batch", "4"], 4, each)

@@ -9,9 +9,9 @@ from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.lower import grouped_products
-from hpcdecode.model.lower.compile import compile_plain
+from hpcdecode.model.lower.compile import compile_merged
 from hpcdecode.model.lower.grouped_products import is_capable
-from tests.support.expert_cases import NEAR, Case, numbers
+from tests.support.expert_cases import NEAR, Case, inputs_of, numbers
 from tests.support.graphs import example
 
 LARGE = ((1024, 512), (512, 512))
@@ -104,7 +104,8 @@ def test_torchs_compiler_takes_a_slice_whole(checkpoint, name, monkeypatch, tmp_
     graph = next(g.graph for g in groups if any(n.target is expert_linear for n in g.graph.nodes))
     generator = torch.Generator().manual_seed(2)
     values = [example(n, generator).cuda() for n in graph.nodes if n.op == "placeholder"]
-    plain = compile_plain(graph).run
-    compiled = torch.compile(plain, fullgraph=True, dynamic=True)
-    for found, wanted in zip(compiled(*values), plain(*values), strict=True):
+    plain = compile_merged(graph)
+    values = inputs_of(plain, graph, values)
+    compiled = torch.compile(plain.run, fullgraph=True, dynamic=True)
+    for found, wanted in zip(compiled(*values), plain.run(*values), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

@@ -25,7 +25,7 @@ from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower import expert_blocks, grouped_products
-from hpcdecode.model.lower.compile import compile_plain, copied
+from hpcdecode.model.lower.compile import compile_merged, copied
 from hpcdecode.model.lower.group_experts import group_experts
 from hpcdecode.model.lower.grouped_products import (
     EXPERT_ORDER,
@@ -39,7 +39,7 @@ from hpcdecode.model.lower.weight_graph import WeightGraph
 from hpcdecode.model.run import bound_slice
 from hpcdecode.model.run.load import ModelPart
 from tests.support.adapters import adapter
-from tests.support.expert_cases import NEAR, Case, numbers
+from tests.support.expert_cases import NEAR, Case, inputs_of, numbers
 from tests.support.graphs import example
 from tests.support.members import members_logits
 from tests.support.models import Attention, step
@@ -61,7 +61,7 @@ def grouped_mm(request, monkeypatch):
 @pytest.fixture
 def as_on_device(monkeypatch):
     """Slices are compiled as they are for a device other than the CPU."""
-    monkeypatch.setattr(bound_slice, "compile_graph", lambda graph, *_, **__: compile_plain(graph))
+    monkeypatch.setattr(bound_slice, "compile_graph", lambda graph, *_, **__: compile_merged(graph))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -192,7 +192,8 @@ def test_torchs_compiler_takes_a_slice_whole(checkpoint, name):
     graph = graph_with_experts(checkpoint(name), torch.float32, "cpu")
     generator = torch.Generator().manual_seed(2)
     values = [example(n, generator) for n in graph.nodes if n.op == "placeholder"]
-    plain = compile_plain(graph)
+    plain = compile_merged(graph)
+    values = inputs_of(plain, graph, values)
     compiled = torch.compile(plain.run, fullgraph=True, dynamic=True, backend="aot_eager")
     with torch.inference_mode():
         for found, wanted in zip(compiled(*values), plain.run(*values), strict=True):
@@ -255,7 +256,7 @@ def test_rows_of_adapters_are_those_of_a_cpu(checkpoint, monkeypatch, tmp_path):
     }
     load = partial(load_split, checkpoint("qwen3_moe"), dtype="float32", adapters=named)
     cpu = load()
-    monkeypatch.setattr(bound_slice, "compile_graph", lambda graph, *_, **__: compile_plain(graph))
+    monkeypatch.setattr(bound_slice, "compile_graph", lambda graph, *_, **__: compile_merged(graph))
     device, base = load(), load_split(checkpoint("qwen3_moe"), dtype="float32")
     ids, of = torch.arange(2, 32), torch.arange(30) % 3 - 1
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional
 
 from hpcdecode.model.frontend.experts import expert_linear
+from hpcdecode.model.lower.compile import Compiled
 from hpcdecode.model.lower.grouped_products import expert_order, expert_product, rows_by_token
 
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 4e-3}  # of the largest number
@@ -56,3 +57,11 @@ class Case:
 def activated(rows: Tensor) -> Tensor:
     gate, up = rows.chunk(2, -1)
     return functional.silu(gate) * up
+
+
+def inputs_of(compiled: Compiled, graph: fx.Graph, values: list[Tensor]) -> list[Tensor]:
+    """What a compiled graph takes, of values for the placeholders of the graph that it was made of."""
+    names = [n.name for n in graph.nodes if n.op == "placeholder"]
+    given = [x for name, x in zip(names, values, strict=True) if not name.startswith("w")]
+    weights = [x for name, x in zip(names, values, strict=True) if name.startswith("w")]
+    return [*given, *compiled.weights(lambda number, blocks=False: weights[number])]
