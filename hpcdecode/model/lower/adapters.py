@@ -48,19 +48,20 @@ def low_rank(
     return updates[0].adapters, low, b
 
 
-def updated(made: WeightGraph, y: fx.Node, p: Projection) -> fx.Node:
+def updated(made: WeightGraph, y: fx.Node, p: Projection, *, packed: bool = True) -> fx.Node:
     """Return y with what adapters add to a projection, added where the graph inserts.
 
     Args:
         made: The graph.
         y: Result of the projection without it.
         p: The projection.
+        packed: Whether stages of packed weights may do so, which run on CPUs alone.
     """
     size = update_size([p])
     if size is None or p.update is None:
         return y
     x, about = as_node(p.node.args[1]), tensor_meta(p.node)
-    if _offered(x, p):
+    if packed and _offered(x, p):
         adapters, low, b = low_rank(made, [p], x, size, "packed lora b")
         return made.call(size.sum_stage(tensor_meta(x), about), (adapters, y, low, b), about)
     return made.call(lora_update, (y, x, p.update.adapters, p.update.a, p.update.b), about)

@@ -109,7 +109,7 @@ class ProjectionMerger:
         with self.graph.inserting_before(group[0].node):
             weights = (self._weight(group, "plain"), *([self._made.input(Recipe(biases))] if biases else []))
             whole = self._made.call(aten.linear.default, (x, *weights), _whole(group))
-            self._replace(group, whole, lambda part, p: updated(self._made, part, p))
+            self._replace(group, whole, lambda part, p: updated(self._made, part, p, packed=False))
 
     def _widen(self) -> None:
         """Let weights that projections take as float32, such as those of routers, be that from the start."""
