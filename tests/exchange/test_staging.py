@@ -15,6 +15,7 @@ from hpcdecode.engine.s_rank import SRank
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.staging import Outbox
 from hpcdecode.model import load_split
+from hpcdecode.model.run import recorded_slices
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.stops import Stops
@@ -74,6 +75,7 @@ def test_recorded_slices_give_the_same_tokens(name, late, tmp_path, monkeypatch)
         size = {"kv_dtype": "float32", "capacity_tokens": 8192, "max_sequences": 32}
         return AttentionWorker(open_kv_cache(shapes, **size, backend="attn_cuda"), sinks, Timeline())
 
+    monkeypatch.setattr(recorded_slices, "RECORDED_FROM", 1)
     recorder, device = EagerRecorder(), LateDevice() if late else None
     assert_parity(name, open_part, device, tmp_path, monkeypatch, recorder)
     assert recorder.replayed > 2 * recorder.recorded > 0

@@ -14,8 +14,9 @@ from hpcdecode.model.run.recorded_slices import SIZES, RecordedSlices
 from tests.support.recorders import EagerRecorder, as_on_a_device
 
 
-def loaded(checkpoint, name, monkeypatch, **options):
+def loaded(checkpoint, name, monkeypatch, recorded_from=1, **options):
     as_on_a_device(monkeypatch, **options)
+    monkeypatch.setattr(recorded_slices, "RECORDED_FROM", recorded_from)
     model = load_split(checkpoint(name), dtype="float32")
     model.recorder = EagerRecorder()
     return model
@@ -67,6 +68,16 @@ def test_recorded_slices_equal_plain_ones(checkpoint, monkeypatch, name):
     assert model.recorder.recorded == sizes * layers
     assert model.recorder.replayed == 5 * layers
     assert RecordedSlices.of(model) is slices  # kept from run to run
+
+
+def test_sizes_that_come_up_again_are_recorded(checkpoint, monkeypatch):
+    """Recording takes long, so that prompts' steps, of many sizes, are not recorded each."""
+    model = loaded(checkpoint, "llama3", monkeypatch, recorded_from=3)
+    slices, recorded = RecordedSlices.of(model), []
+    for tokens in (5, 40, 5, 8, 40, 40):  # 8, 64, 8, 8, 64, 64
+        run(Step(model, slices, 0, tokens, seed=tokens))
+        recorded.append(model.recorder.recorded // len(model.attends))
+    assert recorded == [0, 0, 0, 1, 1, 2]
 
 
 def test_two_lanes_in_flight_have_memory_of_their_own(checkpoint, monkeypatch):

@@ -20,7 +20,7 @@ from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.exchange.device import PlainMemory
 from hpcdecode.exchange.staging import Outbox
 from hpcdecode.model.lower.compile import compile_merged
-from hpcdecode.model.run import bound_slice
+from hpcdecode.model.run import bound_slice, recorded_slices
 from hpcdecode.model.run.recorded_slices import RecordedSlices
 from hpcdecode.ranks import team
 from hpcdecode.ranks.roles import assign_devices
@@ -60,7 +60,7 @@ def links_of_one_process(*about):
 
 
 def recorded(model):
-    model.recorder = model.recorder or EagerRecorder()
+    model.recorder, recorded_slices.RECORDED_FROM = model.recorder or EagerRecorder(), 1
     return RecordedSlices.of(model)
 
 

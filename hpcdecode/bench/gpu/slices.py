@@ -13,6 +13,7 @@ from hpcdecode.bench.device_clock import device_seconds
 from hpcdecode.bench.output import Case
 from hpcdecode.bench.workload import Shape
 from hpcdecode.model import SplitModel
+from hpcdecode.model.run.recorded_slices import RECORDED_FROM, RecordedSlices
 from hpcdecode.report.benchmark import case
 
 _ROTATED = 256 << 20  # bytes of weights in turn, at least; an L2 cache has 50 MB
@@ -29,14 +30,16 @@ def slices(
         batch: Tokens of the step.
         passes: Number of measurements.
         name: Of the case.
-        recorded: Replay the step from one CUDA graph, so that it takes no launches.
+        recorded: Replay slices from CUDA graphs, as jobs do.
+
+    Raises:
+        RuntimeError: If slices are to be replayed and cannot be recorded.
     """
-    products, step = products_of(model, shape, batch), step_of(model, batch)
+    products = products_of(model, shape, batch)
+    step = recorded_step_of(model, batch) if recorded else step_of(model, batch)
     times, ratios = [], []
     with torch.inference_mode():
-        step()  # compiles
-        if recorded:
-            step = _recorded(step, model.device)
+        step()  # compiles or records
         for _ in range(passes + 1):
             limit = device_seconds(products, model.device)
             times.append(device_seconds(step, model.device))
@@ -44,15 +47,31 @@ def slices(
     yield case(f"{name}, {batch} sequences", [t * 1e3 for t in times[1:]], "ms a step", "bare products", ratios[1:])
 
 
-def _recorded(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Record a step as a CUDA graph and return what replays it."""
-    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize(device)
-    with torch.cuda.graph(graph, stream=stream):
-        step()
-    return graph.replay
+def recorded_step_of(model: SplitModel, batch: int) -> Callable[[], None]:
+    """Return a function that replays all slices of a step, and computes its logits.
+
+    Raises:
+        RuntimeError: If slices cannot be recorded.
+    """
+    shared = RecordedSlices.of(model)
+    if shared is None:
+        raise RuntimeError("slices: expected some that can be recorded as CUDA graphs")
+    own, ids, rows = shared.lane(0), torch.arange(batch, device=model.device), torch.arange(batch, device=model.device)
+    first, last = (ids % model.vocab_size, ids * 0 + 7, rows), len(model.attends) - 1
+
+    def step() -> None:
+        own.begin(first)
+        context: tuple[Tensor, ...] = first
+        for layer in range(last + 1):
+            _, context = own.slice(layer)
+        model.logits(own.output(last), context)
+
+    with torch.inference_mode():
+        for _ in range(RECORDED_FROM):
+            step()
+    if not shared.works:
+        raise RuntimeError("slices: expected some that can be recorded as CUDA graphs")
+    return step
 
 
 def weight_sets(shape: Shape, itemsize: int) -> int:
@@ -83,8 +102,8 @@ def products_of(model: SplitModel, shape: Shape, batch: int) -> Callable[[], Non
 
 
 def step_seconds(model: SplitModel, batch: int, passes: int) -> float:
-    """Return the median seconds of a step's slices and logits of `batch` sequences, alone."""
-    step = step_of(model, batch)
+    """Return the median seconds of a step's slices and logits of `batch` sequences, alone, as jobs run them."""
+    step = step_of(model, batch) if RecordedSlices.of(model) is None else recorded_step_of(model, batch)
     with torch.inference_mode():
         return statistics.median([device_seconds(step, model.device) for _ in range(passes + 1)][1:])
 

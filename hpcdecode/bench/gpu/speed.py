@@ -47,7 +47,7 @@ def attention_rates(on: Conditions, findings: Findings) -> None:
 
 
 def slice_times(on: Conditions, findings: Findings) -> None:
-    """Measure slices, plain and compiled, launched and replayed, against bare GEMMs; check the best of each size."""
+    """Measure slices, plain and compiled, launched and recorded, against bare GEMMs; check the best of each size."""
     site, best = Site(on.work, on.model), dict.fromkeys(() if on.emulated else _OF_PRODUCTS, 0.0)
     for inductor in (False,) if on.emulated else (False, True):
         model, name = _loaded(on, inductor), "compiled slices" if inductor else "slices"
@@ -57,10 +57,10 @@ def slice_times(on: Conditions, findings: Findings) -> None:
             findings.figures_of(slices(model, site.shape, batch, _PASSES, name))
             best[batch] = max(best[batch], findings.figures[-1]["ratio"])
             try:
-                findings.figures_of(slices(model, site.shape, batch, _PASSES, f"{name} in a CUDA graph", recorded=True))
+                findings.figures_of(slices(model, site.shape, batch, _PASSES, f"{name} as CUDA graphs", recorded=True))
                 best[batch] = max(best[batch], findings.figures[-1]["ratio"])
             except RuntimeError:  # what was not recorded is not measured
-                findings.note(f"{name} in a CUDA graph, {batch} sequences", traceback.format_exc())
+                findings.note(f"{name} as CUDA graphs, {batch} sequences", traceback.format_exc())
         del model
         _free()
     for batch, ratio in best.items():
@@ -79,7 +79,8 @@ def transfer_times(on: Conditions, findings: Findings) -> None:
     model = _loaded(on, False)
     for batch in _OF_PRODUCTS:
         for case in transfers(model, CudaCopies(on.device), batch, _PASSES):
-            findings.figure(case, most=_ADDED)
+            # steps of few sequences wait for launches, those of copies too
+            findings.figure(case, most=_ADDED if batch == max(_OF_PRODUCTS) else None)
 
 
 def job_rates(on: Conditions, findings: Findings) -> None:

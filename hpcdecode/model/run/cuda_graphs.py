@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -61,7 +62,9 @@ class GraphRecorder:
 def _run_without_waits(work: Callable[[], object]) -> None:
     """Run work; raise Unrecordable if it would wait for the device."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         work()
     except RuntimeError as error:

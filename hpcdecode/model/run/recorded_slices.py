@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from hpcdecode.model.run.step_memory import SlotPart, SlotPlan, Unplaceable
 logger = logging.getLogger(__name__)
 SIZES = (8, 16, 32, *range(64, 513, 64), *range(640, 1025, 128), *range(1280, 2049, 256))  # of padded steps, tokens
 MOST_STEPS = 32  # sizes of steps that are recorded at a time, of all lanes together
+RECORDED_FROM = 3  # steps of a size: recording one takes as long as launching its kernels many times
 
 
 class PlacedSlice(NamedTuple):
@@ -116,7 +117,7 @@ class StepLayout:
 
 
 class RecordedSlices:
-    """The slices of a whole model but the last, recorded for each lane and size of a step when they first run.
+    """The slices of a whole model but the last, recorded for each lane and size of a step once it has come up before.
 
     Args:
         model: Whole, with its weights.
@@ -134,6 +135,7 @@ class RecordedSlices:
         self.model, self.recorder, self.most, self.works = model, recorder, most, True
         self.layout = StepLayout(model)
         self._lanes: dict[int, LaneSlices] = {}
+        self._uses: Counter[tuple[int, int]] = Counter()
         self._steps: OrderedDict[tuple[int, int], dict[int, Callable[[], object]]] = OrderedDict()
 
     @staticmethod
@@ -158,6 +160,11 @@ class RecordedSlices:
             self._lanes[lane] = LaneSlices(self, lane)
         return self._lanes[lane]
 
+    def records(self, lane: int, size: int) -> bool:
+        """Count a step of a size; return whether its slices are to be recorded, or have been."""
+        self._uses[lane, size] += 1
+        return self.works and self._uses[lane, size] >= RECORDED_FROM
+
     def recorded(self, lane: int, size: int) -> dict[int, Callable[[], object]]:
         """Return what is recorded of a lane's steps of a size, by slice; forget what was used longest ago."""
         found = self._steps.setdefault((lane, size), {})
@@ -179,6 +186,7 @@ class LaneSlices:
         self.shared, self.lane = shared, lane
         self._slots = shared.layout.plan.opened(shared.most, shared.model.device)
         self._tokens = self._size = 0
+        self._replays = False
         self._given: Sequence[Tensor] = ()
 
     @torch.inference_mode()
@@ -191,6 +199,7 @@ class LaneSlices:
         self._given = with_numbers(self.shared.model.split.trace, context)
         self._tokens = len(self._given[0])
         self._size = SIZES[bisect_left(SIZES, self._tokens)]
+        self._replays = self.shared.records(self.lane, self._size)
         for place, x in zip(self.shared.layout.step_inputs, self._given, strict=True):
             if place is not None:
                 self._rows(place).copy_(x)
@@ -199,10 +208,7 @@ class LaneSlices:
     def slice(self, i: int) -> SliceOutput:
         """Run a slice as `SplitModel.slice` does, over what the slice before it made and `output` of its layer."""
         model, placed = self.shared.model, self.shared.layout.slices[i]
-        recorded = self.shared.recorded(self.lane, self._size)
-        if i not in recorded:
-            recorded[i] = self._record(i)
-        recorded[i]()
+        self._work(i)()
         rows = [self._rows(place) for place in placed.rows]
         given = zip(placed.context, model.split.slices[i].context, strict=True)
         context = [self._passed_on(node) if place is None else self._rows(place) for place, node in given]
@@ -214,20 +220,24 @@ class LaneSlices:
         """Return the memory [T, out_columns] for the output of a layer, from which the next slice takes it."""
         return self._rows(SlotPart(self.shared.layout.outputs[layer]))
 
-    def _record(self, i: int) -> Callable[[], object]:
-        """Return what runs a slice: recorded, unless that is not possible."""
+    def _work(self, i: int) -> Callable[[], object]:
+        """Return what runs a slice: recorded, if the step's size has come up before and that is possible."""
         placed, size = self.shared.layout.slices[i], self._size
+        recorded = self.shared.recorded(self.lane, size) if self._replays else {}
+        if i in recorded:
+            return recorded[i]
         to = [self._slots[slot].tensor(size) for slot in placed.buffers]
         inputs = [self._slots[slot].tensor(size, columns) for slot, columns in placed.inputs]
         work = partial(placed.graph.run, *to, *inputs, *self.shared.model.weights(i))
-        if not self.shared.works:
+        if not self._replays or not self.shared.works:
             return work
         try:
-            return self.shared.recorder.record(work)
+            recorded[i] = self.shared.recorder.record(work)
         except Unrecordable as error:
             logger.info(f"slices run one operator at a time, as slice {i} cannot be recorded: {error}")
             self.shared.works = False
             return work
+        return recorded[i]
 
     def _rows(self, place: SlotPart) -> Tensor:
         return self._slots[place.slot].rows(self._size, self._tokens, place.columns)

@@ -34,6 +34,7 @@ struct Slices {
             look_up(x);
             load(x);
             settle(x);
+            x.block.sync_warp();  // rows are found anew for the next stage
         }
     }
 
