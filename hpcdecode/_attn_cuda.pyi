@@ -72,7 +72,7 @@ class KvCache:
         max_sequences: int,
         block_tokens: int,
         device: int,
-        batches: int = 10,
+        batches: int = 18,
     ) -> None:
         """Allocate a KV cache on a device.
 
@@ -175,7 +175,7 @@ def serves(layers: Sequence[LayerShape], kv_dtype: str, device: int) -> bool:
     """Return whether there are kernels for these layers, and room for them in a device's shared memory."""
 
 def device_count() -> int:
-    """Return the number of devices that the driver shows, 0 without a driver."""
+    """Return the number of devices that the driver shows, 0 without a driver. Throw RuntimeError if it fails."""
 
 def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int) -> int:
     """Return the bytes of a block over all layers."""

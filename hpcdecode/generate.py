@@ -33,8 +33,9 @@ from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.row_errors import RowErrors
 from hpcdecode.engine.scale import capacity_of, rows_ahead
-from hpcdecode.engine.setup import together, weight_facts
+from hpcdecode.engine.setup import together
 from hpcdecode.engine.survey import Begin, survey
+from hpcdecode.engine.weight_facts import weight_facts
 from hpcdecode.errors import InvariantViolation, RowProblem, UserError
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.auto import advise, planned, profile_for

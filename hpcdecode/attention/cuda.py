@@ -176,8 +176,10 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
                 DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens,
                 device.index or 0,
             )
-        except MemoryError:
-            raise torch.OutOfMemoryError(f"{device} has no room for {capacity_tokens:,} tokens of KV cache") from None
+        except MemoryError as error:
+            raise torch.OutOfMemoryError(
+                f"{device} has no room for {capacity_tokens:,} tokens of KV cache: {error}"
+            ) from None
         super().__init__(cache, layers, kv_dtype)
         self._capacity_error = module.CapacityError
         self._clock = clock_of(device)

@@ -12,7 +12,7 @@ from statistics import fmean
 import msgspec
 
 from hpcdecode.config import EngineOptions
-from hpcdecode.engine.setup import weight_facts
+from hpcdecode.engine.weight_facts import weight_facts
 from hpcdecode.planning.steady_engine import SteadyEngine
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 from hpcdecode.ranks import launch

@@ -10,24 +10,23 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from hpcdecode.attention.base import LATENT_KV_DTYPES, multiplies_bfloat16
+from hpcdecode.attention.base import LATENT_KV_DTYPES
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, with_states_as
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
-from hpcdecode.config import DTYPES, EngineOptions
+from hpcdecode.config import EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.engine.state_weights import StateWeights
+from hpcdecode.engine.weight_facts import auto_dtype, quantised
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.cache import cached_trace
-from hpcdecode.model.frontend.config import stated_dtype
-from hpcdecode.model.lower.packed_weights import packs
-from hpcdecode.model.run.load import ModelPart, parse_dtype, weight_bytes
+from hpcdecode.model.run.load import ModelPart, parse_dtype
 from hpcdecode.model.run.split_model import AUTO
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.node_memory import node_memory
 from hpcdecode.ranks.roles import Rank
-from hpcdecode.ranks.team import Team, WeightFacts
+from hpcdecode.ranks.team import Team
 from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
 
@@ -261,43 +260,3 @@ def _describe(options: EngineOptions, loaded: Loaded, members: Sequence[MemberPa
         mapped_bytes=model.mapped_bytes,
         eos=loaded.tokenizer.eos_token_ids,
     )
-
-
-def weight_facts(options: EngineOptions) -> WeightFacts:
-    """Return what memory the weights take, by the headers of the checkpoint's files, and whether ranks share it.
-
-    It is 0 where there are none: R-ranks need no checkpoint. What is wrong with one is told when it is loaded.
-    """
-    try:
-        dtype = parse_dtype(options.dtype or auto_dtype(options.model), options.model)
-        name = str(dtype).removeprefix("torch.")
-        form = quantised(options, name, options.device or "cpu")
-        form = None if form == AUTO and options.lora is not None else form  # merged weights are none of few bits
-        nbytes = weight_bytes(Path(options.model), dtype, form)
-    except UserError:
-        return WeightFacts()
-    return WeightFacts(nbytes, options.device in (None, "cpu") and packs(dtype))
-
-
-def quantised(options: EngineOptions, dtype: str, device: str) -> str | None:
-    """Return what projections are quantised to, as `load_split` takes it.
-
-    Raises:
-        UserError: If weights are to be of a dtype that activations are not of.
-    """
-    if options.weights in (None, AUTO):
-        return AUTO if device == "cpu" else None
-    if options.weights in DTYPES:
-        if options.weights != dtype:
-            raise UserError(
-                f"--weights {options.weights}: expected the data type of activations, {dtype}; "
-                f"add --dtype {options.weights}, or leave it out"
-            )
-        return None
-    return options.weights
-
-
-def auto_dtype(model: str, device: str = "cpu") -> str:
-    """Return bfloat16 for a 16-bit checkpoint on a GPU, or a CPU that multiplies bfloat16, else float32."""
-    narrow = stated_dtype(model) in ("bfloat16", "float16")
-    return "bfloat16" if narrow and (device != "cpu" or multiplies_bfloat16()) else "float32"

@@ -16,7 +16,8 @@ from hpcdecode.data.prompts.rows import require_columns
 from hpcdecode.data.results.earlier import EarlierRun
 from hpcdecode.data.results.identity import identity
 from hpcdecode.data.results.resume import columns_kept, find_earlier
-from hpcdecode.engine.setup import auto_dtype, together
+from hpcdecode.engine.setup import together
+from hpcdecode.engine.weight_facts import auto_dtype
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.team import Team
 from hpcdecode.report.trace import check_path

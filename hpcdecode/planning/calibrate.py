@@ -23,7 +23,7 @@ from hpcdecode.attention.shapes import (
 from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine import setup
-from hpcdecode.engine.setup import weight_facts
+from hpcdecode.engine.weight_facts import weight_facts
 from hpcdecode.model import SplitModel
 from hpcdecode.model.frontend.architectures import text_of
 from hpcdecode.model.frontend.config import read_config

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hpcdecode.config import EngineOptions
-from hpcdecode.engine.setup import weight_facts
+from hpcdecode.engine.weight_facts import weight_facts
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.fit import Sample, predicted
 from hpcdecode.planning.steady_engine import SteadyEngine

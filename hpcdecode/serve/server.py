@@ -18,7 +18,8 @@ from hpcdecode.doctor import binding
 from hpcdecode.engine.announce import announce
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.live import LiveDesk, Room
-from hpcdecode.engine.setup import together, weight_facts
+from hpcdecode.engine.setup import together
+from hpcdecode.engine.weight_facts import weight_facts
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.ranks.fit import require_fit
 from hpcdecode.ranks.team import Team, assemble

@@ -77,7 +77,7 @@ Bad arguments raise ValueError or TypeError before anything changes.)")
                     layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences, block_tokens, device, batches});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
-            nb::arg("block_tokens"), nb::arg("device"), nb::arg("batches") = 10, R"(Allocate a KV cache on a device.
+            nb::arg("block_tokens"), nb::arg("device"), nb::arg("batches") = 18, R"(Allocate a KV cache on a device.
 
 Args:
     layers: Shapes of the model's attention layers.
@@ -152,7 +152,8 @@ Raises:
         },
         nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("device"),
         "Return whether there are kernels for these layers, and room for them in a device's shared memory.");
-    m.def("device_count", &device_count, "Return the number of devices that the driver shows, 0 without a driver.");
+    m.def("device_count", &device_count,
+          "Return the number of devices that the driver shows, 0 without a driver. Throw RuntimeError if it fails.");
     m.def(
         "block_bytes",
         [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, int block_tokens) {

@@ -19,7 +19,7 @@ struct KvCacheOptions {
     int64_t capacity_tokens;
     int max_sequences, block_tokens;
     int device;
-    int batches = 10;  // calls whose sequences stay on the device: two for each lane of a step, and two
+    int batches = 18;  // calls whose sequences stay on the device: two for each lane of a step, and two
 };
 
 // Returns whether there are kernels for these layers, and room for them in the shared memory of a device's blocks.

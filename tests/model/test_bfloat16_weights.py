@@ -14,7 +14,7 @@ from hpcdecode.model import load_split
 from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.few_bits import ALL_FORMS
 from hpcdecode.model.lower.instruction import TYPES
-from hpcdecode.model.run.load import weight_bytes
+from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.isas import OWN_GEMMS, use_isa
 from tests.support.models import Attention, step
 

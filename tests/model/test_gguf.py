@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from hpcdecode import LLM, SamplingParams
 from hpcdecode.config import EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
-from hpcdecode.engine.setup import weight_facts
+from hpcdecode.engine.weight_facts import weight_facts
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.model.frontend.gguf.tensors import block_sizes
-from hpcdecode.model.run.load import ModelPart, weight_bytes
+from hpcdecode.model.run.load import ModelPart
+from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.gguf_files import write
 from tests.support.models import BOS, COMMON, EOS, SHAPE, Attention, save, step
 

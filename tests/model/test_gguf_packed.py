@@ -15,7 +15,8 @@ from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.few_bits import ALL_FORMS
 from hpcdecode.model.lower.instruction import TYPES
-from hpcdecode.model.run.load import ModelPart, weight_bytes
+from hpcdecode.model.run.load import ModelPart
+from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.gguf_files import KINDS, random_blocks, write
 from tests.support.isas import OWN_GEMMS, use_isa
 from tests.support.models import SHAPE, Attention, save, step

@@ -17,7 +17,7 @@ from hpcdecode.engine.setup import weight_facts
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization import plain
-from hpcdecode.model.run.load import weight_bytes
+from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.models import LATENT, save
 from tests.support.quantised import PROJECTIONS, check, edit, kept, logits, pair, write
 

@@ -10,7 +10,8 @@ import transformers
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from hpcdecode.model.run.load import ModelPart, weight_bytes
+from hpcdecode.model.run.load import ModelPart
+from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.models import SHAPE, save
 from tests.support.quantised import check, edit, kept, pair
 

@@ -6,30 +6,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from hpcdecode.attention.shapes import MixerShape, RecurrentWeights
 from hpcdecode.model.frontend.adapters import with_numbers
 from hpcdecode.model.frontend.describe import Description, describe
-from hpcdecode.model.frontend.held import BFLOAT16, NOT_HELD, Held
 from hpcdecode.model.frontend.mapped import in_checkpoints
 from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.mixers import rows_of
 from hpcdecode.model.frontend.operators import ATTEND
 from hpcdecode.model.frontend.ops import AttendArguments
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.compile import Compiled, runnable
 from hpcdecode.model.lower.linears import Quantised
-from hpcdecode.model.lower.packed_weights import PRIVATE, packs
+from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
 from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
 from hpcdecode.model.run.mixers import SliceOutput, layer_shapes, recurrent_weights
 from hpcdecode.model.run.recorder import Recorder
-from hpcdecode.model.run.values import Values
+from hpcdecode.model.run.values import Values, came_in
 from hpcdecode.system.shared_memory import WeightMemory
 
 AUTO = "auto"
@@ -146,7 +144,7 @@ class SplitModel:
         compiled: dict[tuple[int, Quantised], CompiledSlice] = {}
         for i in (*self.layers, *([len(self.attends)] if self.ends else [])):
             part = self.split.slices[i]
-            forms = self._came_in(values, part.weights) if quantised == AUTO else quantised
+            forms = came_in(values, part.weights, self.device, self.dtype) if quantised == AUTO else quantised
             if (part.group, forms) not in compiled:
                 group = self.split.groups[part.group]
                 compiled[part.group, forms] = CompiledSlice(group.graph, self.device, forms, inductor, group.rows)
@@ -161,16 +159,6 @@ class SplitModel:
                 self._sinks[i] = None if sinks is None else values.tensor(sinks).to(torch.float32)
             else:
                 self._recurrent[i] = recurrent_weights(mixer, values.tensor)
-
-    def _came_in(self, values: Values, weights: Sequence[fx.Node]) -> tuple[Held, ...]:
-        """Return for each weight its blocks, or the grid of few bits that it came on, if there are GEMMs, or None."""
-        if self.device.type != "cpu":
-            return (NOT_HELD,) * len(weights)
-        return tuple(Held(*map(self._form, names)) for names in values.few_bits(weights))
-
-    def _form(self, name: str | None) -> str | None:
-        form = name if name is None or name in (BFLOAT16, *BLOCKS) else f"{name} grid"
-        return form if form is not None and packs(self.dtype, form) else None
 
     @property
     def ends(self) -> bool:

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.model.frontend.held import NOT_HELD, Held
+from hpcdecode.model.frontend.held import BFLOAT16, NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightKey
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
+from hpcdecode.model.lower.packed_weights import packs
 from hpcdecode.model.lower.recipe import ReadWeight, as_tensor
 
 
@@ -85,3 +87,22 @@ class Values:
         with torch.no_grad():
             value: Tensor = node.target(*args, **kwargs)
         return value
+
+
+def came_in(values: Values, weights: Sequence[fx.Node], device: torch.device, dtype: torch.dtype) -> tuple[Held, ...]:
+    """Return what each weight came in, if there are GEMMs of it: its blocks, the grid of few bits, bfloat16, or None.
+
+    Args:
+        values: Of the model.
+        weights: Nodes of the weights.
+        device: Device of the slices.
+        dtype: Of activations.
+    """
+    if device.type != "cpu":
+        return (NOT_HELD,) * len(weights)
+
+    def form(name: str | None) -> str | None:
+        known = name if name is None or name in (BFLOAT16, *BLOCKS) else f"{name} grid"
+        return known if known is not None and packs(dtype, known) else None
+
+    return tuple(Held(*map(form, names)) for names in values.few_bits(weights))
