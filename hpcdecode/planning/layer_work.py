@@ -18,7 +18,8 @@ _CHUNK = 512  # tokens of `attention.torch_reads`
 _KV_PASSES = 4  # torch's operations gather K and V, which reads and writes them, and read them for two products
 _SCORE_PASSES = 9  # through float32 scores, from their product to that of weights and values
 _RESULT_PASSES = 4  # through float32 results of chunks
-_LATENT_EFFICIENCY = 0.4  # of a GPU's peak FLOP/s: reads of shared memory bound the kernels over latents (docs/gpu.md)
+_LATENT_EFFICIENCY = 0.085  # of a GPU's peak FLOP/s, of kernels over latents: 128 heads of DeepSeek-V3 on an H100
+_CODE_READS = {"int8": 1.8, "k8v4": 2.8, "int4": 3.2}  # bytes of bfloat16 that take as long as one, on an H100
 STATE_PASSES = 14  # through float32 states: they are gathered, decayed, summed twice, added to and put back
 PROMPT_STATE_PASSES = 10  # of these for every token of a prompt
 
@@ -26,13 +27,14 @@ PROMPT_STATE_PASSES = 10  # of these for every token of a prompt
 def device_kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
     """Return the bytes that a GPU moves for a query and one cached token, of those layers that attend.
 
-    Kernels read K and V once. Torch's operations also go through scores and results of chunks in memory.
+    Kernels read K and V once. Codes take them longer than as many bytes of bfloat16, which is counted as bytes
+    (measured, docs/gpu.md). Torch's operations also go through scores and results of chunks in memory.
     """
     from hpcdecode.attention.open import by_kernels
 
     attend = attention_shapes(layers)
     if by_kernels(attend, kv_dtype):
-        return kv_bytes(layers, kv_dtype)
+        return kv_bytes(layers, kv_dtype) * _CODE_READS.get(kv_dtype, 1.0)
     each = (_SCORE_PASSES + _RESULT_PASSES * (s.v_dim + 2) / _CHUNK for s in attend)
     of_heads = sum(4 * s.q_heads * own for s, own in zip(attend, each, strict=True))
     return _KV_PASSES * kv_bytes(layers, kv_dtype) + of_heads
