@@ -100,7 +100,7 @@ def test_a_directory_of_a_llama_is_a_model_too(work, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (None, "expected one of 8b, 355m, .*, or the directory of a Llama"),
+        (None, "expected one of 8b, .*, 355m, .*, or the directory of a Llama"),
         ({"hidden_size": None}, "expected one of|got model_type"),
         ({"model_type": "gemma3_text"}, "expected a Llama in model.safetensors .*, got model_type 'gemma3_text'"),
         ({"head_dim": 96}, "got model_type 'llama' with heads of 96"),

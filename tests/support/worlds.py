@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import h5py
+import torch
 
+from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.commands import ROOT
 
 PROMPTS = ROOT / "jobs" / "demo" / "prompts.jsonl"
 FLAGS = ("--model", "demo", "--max-tokens", 12, "--dtype", "float32", "--batch", 16, "--period", 3)
-WEIGHTS_MIB = 9.24  # of the demo model in float32
+WEIGHTS_MIB = weight_bytes(ROOT / "jobs" / "demo" / "model", torch.float32, "auto") / 2**20  # as such a job holds them
 
 
 def contents(path):

@@ -13,6 +13,7 @@ from hpcdecode.model.frontend.config import stated_config
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.model.frontend.quantization.stated import read_scheme
 from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS
+from hpcdecode.model.lower.packed_weights import packs
 from hpcdecode.model.run.load import open_plain
 from hpcdecode.model.run.split_model import AUTO
 
@@ -41,7 +42,8 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
         name = quantised
         if name == AUTO:
             name = tensor.few_bits().either
-        packed = name in BITS and (name == "int8" or _takes_few_bits(tensor.shape, vocabulary))
+        fewer = name == "int8" or (name in ALL_FORMS and packs(dtype, name))
+        packed = fewer and (name == "int8" or _takes_few_bits(tensor.shape, vocabulary))
         each = BITS[name] if name is not None and packed else 8.0 * dtype.itemsize
         bits += each * math.prod(tensor.shape)
     return int(bits / 8)
