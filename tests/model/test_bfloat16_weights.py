@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hpcdecode._ops_cpu import Chain, Op, Product, WeightForm
+from hpcdecode._ops_cpu import Op, WeightForm
 from hpcdecode.model import load_split
 from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.few_bits import ALL_FORMS
-from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.isas import OWN_GEMMS, use_isa
 from tests.support.models import Attention, step
+from tests.support.packed_products import multiply
 
 FORM = ALL_FORMS["bfloat16"]
 TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
@@ -24,20 +24,6 @@ TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.05
-
-
-def multiply(
-    x: torch.Tensor, packed: torch.Tensor, outputs: int, form: WeightForm, gate: Op | None = None
-) -> torch.Tensor:
-    """Beside rows of other memory, to see what is written there."""
-    y = torch.full((len(x) + 1, outputs + 3), 7.0)
-    kind = TYPES[torch.float32]
-    work = Product(kind, kind, x.shape[1], outputs * (1 if gate is None else 2), packed_weights.isa(), gate, form)
-    Chain([(work, [0, 1, 2])], 3, []).run(
-        len(x), torch.get_num_threads(), [t.data_ptr() for t in (x, packed, y)], [x.stride(0) * 4, 0, y.stride(0) * 4]
-    )
-    assert (y[-1] == 7).all() and (y[:, outputs:] == 7).all()
-    return y[:-1, :outputs]
 
 
 @pytest.mark.parametrize("isa", OWN_GEMMS)

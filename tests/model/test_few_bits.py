@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpcdecode import LLM, SamplingParams
-from hpcdecode._ops_cpu import Chain, Op, Product, WeightForm
+from hpcdecode._ops_cpu import Op, Product
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.meta import Meta
@@ -18,6 +18,7 @@ from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.run.load import require_quantised
 from tests.support.isas import OWN_GEMMS, use_isa
 from tests.support.models import Attention, step
+from tests.support.packed_products import multiply
 
 DTYPES = (torch.bfloat16, torch.float32)
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -74,20 +75,6 @@ def held(bits: str, weight: torch.Tensor) -> torch.Tensor:
     """The numbers that a packed weight stands for: its products with the rows of the identity."""
     packed = packed_weights.pack_few_bits(bits, [weight])
     return multiply(torch.eye(weight.shape[1], dtype=weight.dtype), packed, len(weight), ALL_FORMS[bits].native).t()
-
-
-def multiply(
-    x: torch.Tensor, packed: torch.Tensor, outputs: int, form: WeightForm = WeightForm.plain, gate: Op | None = None
-) -> torch.Tensor:
-    """Beside rows of other memory, to see what is written there."""
-    y = torch.full((len(x) + 1, outputs + 3), 7.0, dtype=x.dtype)
-    kind, words = TYPES[x.dtype], x.shape[1] * x.element_size() // 4
-    work = Product(kind, kind, words, outputs * (1 if gate is None else 2), packed_weights.isa(), gate, form)
-    strides = [x.stride(0) * x.element_size(), 0, y.stride(0) * y.element_size()]
-    places = [t.data_ptr() for t in (x, packed, y)]
-    Chain([(work, [0, 1, 2])], 3, []).run(len(x), torch.get_num_threads(), places, strides)
-    assert (y[-1] == 7).all() and (y[:, outputs:] == 7).all()
-    return y[:-1, :outputs]
 
 
 @pytest.mark.parametrize("bits", FORMS)
