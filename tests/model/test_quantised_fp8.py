@@ -13,7 +13,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from hpcdecode.config import EngineOptions
-from hpcdecode.engine.setup import weight_facts
+from hpcdecode.engine.weight_facts import weight_facts
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization import plain

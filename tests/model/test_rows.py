@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import linear
 
 from hpcdecode._attn_cpu import supported_isas
-from hpcdecode.engine.setup import auto_dtype
+from hpcdecode.engine.weight_facts import auto_dtype
 from hpcdecode.model.frontend import rows
 
 
