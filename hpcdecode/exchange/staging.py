@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from hpcdecode.exchange.base import Parcel, ParcelLink, SLink
-from hpcdecode.exchange.device import Accelerator, Copies, CudaCopies, CudaDevice, Queue
+from hpcdecode.exchange.device import Accelerator, CudaDevice
 from hpcdecode.exchange.device_packing import Images, LayerImages
 from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan
-
-__all__ = ["Accelerator", "Copies", "CudaCopies", "CudaDevice", "DeviceLink", "Outbox", "Queue", "staged"]
 
 
 class _Post:

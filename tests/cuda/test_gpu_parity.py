@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from hpcdecode.exchange.staging import CudaCopies
+from hpcdecode.exchange.device import CudaCopies
 from tests.support.parity import generated, make_case
 
 WORLDS = {

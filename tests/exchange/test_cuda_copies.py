@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpcdecode.exchange.staging import CudaCopies
+from hpcdecode.exchange.device import CudaCopies
 from tests.support.lazy_streams import LazyDevice, LazyStream
 
 DEVICE = torch.device("cpu")  # of the tensors; streams and events are emulated

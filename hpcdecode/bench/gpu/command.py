@@ -24,7 +24,7 @@ from hpcdecode.bench.gpu.transfers import transfers
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, Workload, default_folder
 from hpcdecode.errors import UserError
-from hpcdecode.exchange.staging import CudaCopies
+from hpcdecode.exchange.device import CudaCopies
 from hpcdecode.model import load_split
 from hpcdecode.report.benchmark import machine
 from hpcdecode.system.bandwidth import read_rate

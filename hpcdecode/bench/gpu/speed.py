@@ -19,7 +19,7 @@ from hpcdecode.bench.gpu.slices import slices, step_seconds
 from hpcdecode.bench.gpu.states import states
 from hpcdecode.bench.gpu.transfers import transfers
 from hpcdecode.bench.workload import Workload, checkpoint
-from hpcdecode.exchange.staging import CudaCopies
+from hpcdecode.exchange.device import CudaCopies
 from hpcdecode.model import SplitModel, load_split
 
 _PASSES = 5

@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcdecode.bench.device_clock import seconds_of_all
 from hpcdecode.bench.gpu.slices import step_of
 from hpcdecode.bench.output import Case
-from hpcdecode.exchange.staging import Copies
+from hpcdecode.exchange.device import Copies
 from hpcdecode.model import SplitModel
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.report.benchmark import case

@@ -42,9 +42,8 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
         name = quantised
         if name == AUTO:
             name = tensor.few_bits().either
-        fewer = name == "int8" or (name in ALL_FORMS and packs(dtype, name))
-        packed = fewer and (name == "int8" or _takes_few_bits(tensor.shape, vocabulary))
-        each = BITS[name] if name is not None and packed else 8.0 * dtype.itemsize
+        held = name in ALL_FORMS and packs(dtype, name) and _takes_few_bits(tensor.shape, vocabulary)
+        each = BITS[name] if name == "int8" or (name is not None and held) else 8.0 * dtype.itemsize
         bits += each * math.prod(tensor.shape)
     return int(bits / 8)
 
