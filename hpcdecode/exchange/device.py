@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.mpi.wait import Waitable
+from hpcdecode.system.uploads import upload
 
 Pairs = Sequence[tuple[Tensor, Tensor]]  # to, from
 _PORTABLE = 1  # flag of cudaHostRegister: for all contexts of the process
@@ -200,8 +201,9 @@ class CudaDevice(CudaCopies):
         return torch.empty(size, dtype=dtype, device=self.device)
 
     def upload(self, numbers: NDArray[np.int64]) -> Tensor:
-        """Copy numbers to the GPU on its current stream; torch keeps the pinned memory until it has been read."""
-        return torch.from_numpy(numbers).pin_memory().to(self.device, non_blocking=True)
+        """Copy numbers to the GPU on its current stream."""
+        (there,) = upload(self.device, numbers)
+        return there
 
     def holds(self, memory: Tensor) -> bool:
         """Return whether it is memory of a GPU."""
