@@ -18,7 +18,8 @@ using namespace hpcdecode;
 namespace {
 
 constexpr int kCurrent = 0, kDevice = 1;  // devices: of the caller, and of the KV cache
-constexpr int kLayers = 3, kSequences = 4, kWarmUp = 12, kSteps = 40;
+constexpr int kLayers = 3, kSequences = 4, kSteps = 40;
+constexpr int kWarmUp = KvCacheOptions{}.batches + 2;  // steps until every batch on the device has its memory
 constexpr int kOld = 3;  // steps after which an event has passed on a device that keeps up with its host
 
 struct Noted {
