@@ -3,9 +3,9 @@
 A random checkpoint (bfloat16; a Llama of 355M parameters, or another --model, hybrids and latent attention among them)
 and prompts are made once and kept in the work folder; `--model` also takes a checkpoint of yours. Each round measures
 the limits, then runs every contender, greedy, in a fresh process. Loading and compiling are off the clock. Ratios are
-medians over the rounds. The ideal is every GEMM at the rate of torch's bfloat16 GEMM, plus the bytes of the KV cache,
-and those of recurrent states read and written, at the read bandwidth. Both are measured in the same round
-(`bench/limits.py` has the formula).
+medians over the rounds. The ideal is every GEMM at the rate of the fastest plain GEMM, in bfloat16 or on CPUs without
+its arithmetic in float32, plus the bytes of the KV cache, and those of recurrent states read and written, at the read
+bandwidth. Both are measured in the same round (`bench/limits.py` has the formula).
 
 The peer LLM is hpcdecode's own library, warmed up as peers are; its command line begins with a cold process.
 

@@ -10,15 +10,17 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from hpcdecode._ops_cpu import Product, Type
-from hpcdecode.attention.base import isa
+from hpcdecode.attention.base import isa, multiplies_bfloat16
 from hpcdecode.bench.mixed_models import products_of
 from hpcdecode.bench.workload import Shape, Workload
+from hpcdecode.model.frontend.held import BFLOAT16
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.chain import Link, assemble
@@ -28,6 +30,7 @@ from hpcdecode.system.bandwidth import read_rate
 
 PREFILL_TOKENS = prefill_limit(apart=False)  # a step's prompt tokens, as in one process of `generate`
 _PASSES = 5
+_ENOUGH = 4.0  # seconds after which no other pass begins; the first one counts if it took as long
 
 Gemm = Callable[[], Tensor]
 MakeGemm = Callable[[Tensor, Tensor], Gemm]  # from x [tokens, inputs] and weight [outputs, inputs]
@@ -91,16 +94,21 @@ def ideal(shape: Shape, workload: Workload, limits: IdealTimes) -> Ideal:
 
 
 def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
-    """Return the fastest of some passes, with torch's plain GEMMs, weights packed by oneDNN, or packed weights here."""
+    """Return the fastest of some passes, with torch's plain GEMMs, weights packed by oneDNN, or packed weights here.
+
+    Activations are float32 where the CPU has no arithmetic in bfloat16: there torch multiplies bfloat16 more slowly.
+    """
     cpus = sorted(os.sched_getaffinity(0))
     torch.set_num_threads(len(cpus))
     read = read_rate(cpus, passes=2 * _PASSES)
     body: dict[int, float] = {}
     head: dict[int, float] = {}
-    makes: list[MakeGemm] = [plain, by_onednn, *([by_packed_weights] if offers_packed_weights() else [])]
+    dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    packed = by_packed_weights if multiplies_bfloat16() else partial(by_packed_weights, bits=BFLOAT16)
+    makes: list[MakeGemm] = [plain, by_onednn, *([packed] if offers_packed_weights() else [])]
     with torch.inference_mode():
-        weights = [torch.randn(n, k).bfloat16() for _ in range(shape.layers) for k, n in shape.linears]
-        weights.append(torch.randn(shape.vocabulary, shape.hidden).bfloat16())
+        weights = [torch.randn(n, k).to(dtype) for _ in range(shape.layers) for k, n in shape.linears]
+        weights.append(torch.randn(shape.vocabulary, shape.hidden).to(dtype))
         for count in tokens:
             ways = [_pass_seconds(make, weights, count) for make in makes]
             body[count], head[count] = (min(seconds) for seconds in zip(*ways, strict=True))
@@ -109,17 +117,18 @@ def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
 
 def _pass_seconds(make: MakeGemm, weights: list[Tensor], tokens: int) -> tuple[float, float]:
     """Return the seconds of all GEMMs but the last, and of the last, over weights that no cache holds together."""
-    inputs = {w.shape[1]: torch.randn(tokens, w.shape[1]).bfloat16() for w in weights}
+    inputs = {w.shape[1]: torch.randn(tokens, w.shape[1], dtype=w.dtype) for w in weights}
     calls = [make(inputs[w.shape[1]], w) for w in weights]
-    passes = []
-    for _ in range(_PASSES + 1):
+    passes: list[tuple[float, float]] = []
+    begin = perf_counter()
+    while len(passes) <= _PASSES and (not passes or perf_counter() - begin < _ENOUGH):
         start = perf_counter()
         for call in calls[:-1]:
             call()
         middle = perf_counter()
         calls[-1]()
         passes.append((middle - start, perf_counter() - middle))
-    body, head = zip(*passes[1:], strict=True)
+    body, head = zip(*passes[1:] or passes, strict=True)
     return min(body), min(head)
 
 

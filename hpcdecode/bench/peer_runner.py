@@ -3,7 +3,8 @@
     PYTHON peer_runner.py PEER MODEL ROWS.jsonl NEW_TOKENS OUT.json
 
 A script for the peer's own interpreter: it imports nothing of hpcdecode, but as the peer LLM. Every row gets exactly
-NEW_TOKENS greedy tokens, in bfloat16 on all CPUs of this process. Loading and compiling are off the clock. Two timed
+NEW_TOKENS greedy tokens, on all CPUs of this process: in bfloat16, or in float32 if they do not multiply it, where peers
+refuse bfloat16 or are slower in it. Loading and compiling are off the clock. Two timed
 runs, of one new token and of all, tell the prompts' time from the decoding. OUT.json has `version`, `seconds`,
 `prefill_seconds`, `peak_bytes` of this process, and `tokens` by row.
 """
@@ -18,7 +19,8 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 CPUS = sorted(os.sched_getaffinity(0))
-
+with open("/proc/cpuinfo") as info:
+    DTYPE = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(info.read().split()) else "float32"
 
 Rows = list[list[int]]  # token ids of every row
 
@@ -45,7 +47,7 @@ class Transformers:
 
         torch.set_num_threads(len(CPUS))
         self.torch, self.version = torch, transformers.__version__
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, DTYPE))
         self.model = loaded.eval()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
 
     def generate(self, prompts: Rows, new: int) -> Rows:
@@ -84,7 +86,7 @@ class Vllm:
         self.vllm, self.version = vllm, vllm.__version__
         self.engine = vllm.LLM(
             model=model,
-            dtype="bfloat16",
+            dtype=DTYPE,
             max_num_seqs=len(lengths),
             max_num_batched_tokens=4096,
             max_model_len=max(lengths) + new,
@@ -101,7 +103,7 @@ class Vllm:
 
 
 class OpenVino:
-    """GenAI's continuous batching over a converted model, bfloat16 products and KV cache."""
+    """GenAI's continuous batching over a converted model."""
 
     def __init__(self, model: str, lengths: list[int], new: int):
         import openvino
@@ -115,8 +117,8 @@ class OpenVino:
         scheduler.cache_size = kv_gibibytes(model, lengths, new)
         scheduler.enable_prefix_caching = False
         properties = {
-            "INFERENCE_PRECISION_HINT": "bf16",
-            "KV_CACHE_PRECISION": "bf16",
+            "INFERENCE_PRECISION_HINT": DTYPE.replace("loat", ""),
+            "KV_CACHE_PRECISION": DTYPE.replace("loat", ""),
             "INFERENCE_NUM_THREADS": len(CPUS),
             "NUM_STREAMS": "1",
             "PERFORMANCE_HINT": "LATENCY",
@@ -238,7 +240,7 @@ def kv_gibibytes(model: str, lengths: list[int], new: int) -> int:
     mamba = [config.get(f"mamba_{name}", 0) for name in ("n_heads", "d_head", "d_state")]
     delta = [config.get(f"linear_{name}", 0) for name in ("num_value_heads", "key_head_dim", "value_head_dim")]
     state = 4 * max(a * b * c for a, b, c in (mamba, delta))
-    filled = 2 * columns * sum(n + new for n in lengths) + state * len(lengths)
+    filled = (2 if DTYPE == "bfloat16" else 4) * columns * sum(n + new for n in lengths) + state * len(lengths)
     return int(1 + -(-config["num_hidden_layers"] * filled // 2**30))
 
 
