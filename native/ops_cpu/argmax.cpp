@@ -42,7 +42,9 @@ Argmax::Argmax(Type in, Type out, int64_t words, int64_t outputs, const std::str
 }
 
 bool Argmax::offered(Type in, Type out, const std::string& isa) {
-    return in != Type::i8 && Product::offered(in, out, isa) && kernels_for(isa).products.screen != nullptr;
+    const Products& products = kernels_for(isa).products;
+    const bool as_it_is = products.values[static_cast<int>(in)] == nullptr;  // `compare` makes tiles of x
+    return in != Type::i8 && as_it_is && products.screen != nullptr && Product::offered(in, out, isa);
 }
 
 double Argmax::run(int64_t rows, const ScreenedRows& x, const ScreenedWeights& weight, int64_t* ids, float* values,

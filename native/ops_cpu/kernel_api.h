@@ -31,6 +31,7 @@ struct Products {
     GateKernel silu[2], gelu_tanh[2];
     ScreenKernel screen;
     int rows[4] = {kTileRows, kTileRows, kTileRows, 0};  // of a tile, at most, by input type
+    ValuesKernel values[4] = {};                         // what tiles take in place of x, or null, by input type
 };
 
 constexpr int kFloors = 3;

@@ -62,6 +62,7 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
       always_direct_(kernels_of(in, out, isa, form).always),
       tiles_(tiles_of(in, out, isa)),
       direct_(kernels_of(in, out, isa, form).direct),
+      values_(kernels_for(isa).products.values[static_cast<int>(in)]),
       expand_(!is_float(in) ? nullptr : kernels_of(in, out, isa, form).expand[static_cast<int>(in)]),
       inputs_(words * static_cast<int64_t>(sizeof(uint32_t)) / kBytes[static_cast<int>(in)]),
       gate_(gate_of(out, isa, gate)),
@@ -86,7 +87,8 @@ const char* Product::panel(const Rows& weight, int member, int members) const {
 }
 
 int64_t Product::blocks(int64_t rows) const {
-    const int64_t most = std::max<int64_t>(kBlockBytes / x_bytes() / tile_rows_ * tile_rows_, kMostTileRows);
+    const int64_t row_bytes = x_bytes() * (values_ == nullptr ? 1 : kValueWords);
+    const int64_t most = std::max<int64_t>(kBlockBytes / row_bytes / tile_rows_ * tile_rows_, kMostTileRows);
     return (rows + most - 1) / most;
 }
 

@@ -17,6 +17,7 @@
 
 #include "beside.h"
 #include "fused_kernel.h"
+#include "row_values.h"
 #include "team.h"
 #include "weight_form.h"
 
@@ -29,7 +30,7 @@ constexpr int kMostTileRows = 128;  // the same where sums wait in memory, in ti
 
 // The work of one kernel call: some rows by a panel.
 struct Tile {
-    const char* x;
+    const char* x;    // or its values (row_values.h)
     int64_t x_bytes;  // from row to row, as out_bytes
     const uint32_t* panel;
     int64_t words;
@@ -142,6 +143,7 @@ class Product {
     bool always_direct_;
     void (*tiles_)(const Tile&, int rows);
     void (*direct_)(const Tile&, int rows);                             // tiles of weights in few bits, or null
+    ValuesKernel values_;                                               // or null: tiles take x as it is
     void (*expand_)(const char* panel, int64_t inputs, uint32_t* out);  // or null: the weights are plain
     int64_t inputs_;
     void (*gate_)(int64_t rows, const char* results, char* out, int64_t out_bytes);
@@ -165,6 +167,8 @@ template <class Visit>
 void Product::each_tile_of(const RowRange& block, const Rows& x, const Rows& weight, const Panels& panels,
                            const char* next, Beside* beside, const Visit& visit) const {
     const int64_t rows = block.last - block.first;
+    const RowValues own(values_, rows, {x.data + block.first * x.row_bytes, x.row_bytes}, heads_ * words_);
+    const int64_t head_bytes = words_ * sizeof(uint32_t) * (values_ == nullptr ? 1 : kValueWords);
     const int64_t most = direct(rows) ? direct_rows_ : tile_rows_, tiles = (rows + most - 1) / most;
     const int64_t panel_bytes = panel_words_ * sizeof(uint32_t);
     const int64_t ahead = std::min(words_ * kLine * (tiles == 1 ? 2 : 1), panel_bytes);  // bytes that a tile fetches
@@ -174,8 +178,9 @@ void Product::each_tile_of(const RowRange& block, const Rows& x, const Rows& wei
         const uint32_t* shown = expand_ == nullptr || direct(rows) ? from : expanded(from);
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = block.first + share(rows, t, tiles), end = block.first + share(rows, t + 1, tiles);
-            const char* from_row = x.data + row * x.row_bytes + p / head_panels_ * words_ * sizeof(uint32_t);
-            Tile tile{from_row, x.row_bytes, shown, words_, nullptr, 0, columns(p), {}, direct(rows)};
+            const char* from_row =
+                own.rows().data + (row - block.first) * own.rows().row_bytes + p / head_panels_ * head_bytes;
+            Tile tile{from_row, own.rows().row_bytes, shown, words_, nullptr, 0, columns(p), {}, direct(rows)};
             if (following != nullptr && (t + 1) * ahead <= panel_bytes) {
                 tile.next = {following + t * ahead, following + (t + 1) * ahead};
             } else if (beside != nullptr) {

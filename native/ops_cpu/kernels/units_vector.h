@@ -14,7 +14,6 @@ constexpr int kWidth = 16, kVectors = 2, kGroup = 14;  // lanes; vectors of a ro
 #else
 constexpr int kWidth = 8, kVectors = 2, kGroup = 6;
 #endif
-constexpr int kValues = 128;  // of a row that are multiplied at once, so that these weights stay in the first cache
 
 using Floats = float __attribute__((vector_size(kWidth * 4)));
 using Ints = int32_t __attribute__((vector_size(kWidth * 4)));
@@ -47,7 +46,6 @@ struct VectorFloat32 : VectorFloatSums {
     static Floats factor(Ints word) {
         return reinterpret_cast<Floats>(word);
     }
-    static const Value* values(const char* x, int64_t, Value*) { return reinterpret_cast<const Value*>(x); }
 };
 
 struct VectorBfloat16 : VectorFloatSums {
@@ -56,18 +54,11 @@ struct VectorBfloat16 : VectorFloatSums {
     static Floats factor(Ints word) {
         return reinterpret_cast<Floats>(part == 0 ? word << 16 : word & static_cast<int32_t>(0xffff0000u));
     }
-    static const Value* values(const char* x, int64_t words, Value* memory) {
-        const auto* __restrict from = reinterpret_cast<const uint16_t*>(x);
-        Value* __restrict to = memory;
-        for (int64_t i = 0; i < words * kParts; ++i) to[i] = from_bf16(from[i]);
-        return memory;
-    }
 };
 
 // Rows of float32 by the same weights.
 struct WidenedBfloat16 : VectorBfloat16 {
     static constexpr int kXWords = 2;
-    static const Value* values(const char* x, int64_t, Value*) { return reinterpret_cast<const Value*>(x); }
 };
 
 // Products of the lower halves of two words, plus those of their upper halves.
@@ -91,21 +82,28 @@ struct VectorInt8 {
         return reinterpret_cast<Ints>(part == 0 ? (pairs << 8) >> 8 : pairs >> 8);
     }
     static Sum add(Sum sum, Value value, Ints factor) { return sum + multiply_pairs(Ints{} + value, factor); }
-    static const Value* values(const char* x, int64_t words, Value* memory) {
-        for (int64_t i = 0; i < words; ++i) {
-            uint32_t word;
-            std::memcpy(&word, x + i * sizeof word, sizeof word);
-            word ^= 0x80808080u;
-            memory[2 * i] = static_cast<Value>(word & 0x00ff00ffu);
-            memory[2 * i + 1] = static_cast<Value>((word >> 8) & 0x00ff00ffu);
-        }
-        return memory;
-    }
     static void finish(float* sums, const uint32_t* panel) {
         for (int j = 0; j < kPanel; ++j)
             sums[j] = static_cast<float>(bits<int32_t>(sums[j])) * bits<float>(panel[kPanel + j]);
     }
 };
+
+// Writes the values of some words of a row.
+inline void values_of_bfloat16(int64_t words, const char* x, char* values) {
+    const auto* __restrict from = reinterpret_cast<const uint16_t*>(x);
+    auto* __restrict to = reinterpret_cast<float*>(values);
+    for (int64_t i = 0; i < words * VectorBfloat16::kParts; ++i) to[i] = from_bf16(from[i]);
+}
+
+inline void values_of_int8(int64_t words, const char* x, char* values) {
+    const auto* __restrict from = reinterpret_cast<const uint32_t*>(x);
+    auto* __restrict to = reinterpret_cast<uint32_t*>(values);
+    for (int64_t i = 0; i < words; ++i) {
+        const uint32_t word = from[i] ^ 0x80808080u;
+        to[2 * i] = word & 0x00ff00ffu;
+        to[2 * i + 1] = (word >> 8) & 0x00ff00ffu;
+    }
+}
 
 struct VectorToFloat32 {
     using Element = float;

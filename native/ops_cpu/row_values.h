@@ -1,0 +1,30 @@
+// Rows of x as the tiles of an instruction set take them, in memory that the thread uses again.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "fused_kernel.h"
+
+namespace hpcdecode::ops {
+
+// Writes the values of some words of a row, kValueWords words of 4 bytes for each.
+using ValuesKernel = void (*)(int64_t words, const char* x, char* values);
+constexpr int64_t kValueWords = 2;
+
+class RowValues {
+  public:
+    // kernel: Or null, for rows that stay as they are.
+    // words: Of a row.
+    RowValues(ValuesKernel kernel, int64_t rows, const Rows& x, int64_t words);
+    ~RowValues();
+    RowValues(const RowValues&) = delete;
+    RowValues& operator=(const RowValues&) = delete;
+
+    const Rows& rows() const { return rows_; }
+
+  private:
+    Rows rows_;
+    std::vector<char> memory_;
+};
+
+}  // namespace hpcdecode::ops
