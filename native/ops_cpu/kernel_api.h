@@ -40,11 +40,10 @@ constexpr int kLeastRun = 16, kMostRuns = 16;  // of a rotation: numbers of a ru
 // Of a form of weights, but `plain`.
 using ExpandKernel = void (*)(const char* panel, int64_t inputs, uint32_t* out);
 struct FormKernels {
-    ExpandKernel expand[2];         // to a plain panel, by input type
-    TileKernel direct;              // tiles that expand weights as they take them, or null
-    int direct_rows;                // of such a tile, at most
-    Type direct_type = Type::bf16;  // of its inputs and outputs
-    bool always = false;            // whether such tiles serve more rows, too
+    ExpandKernel expand[2];  // to a plain panel, by input type
+    TileKernel direct[2];    // tiles that expand weights as they take them, by type of x and of the results, or null
+    int direct_rows;         // of such a tile, at most
+    bool always = false;     // whether such tiles serve more rows, too
 };
 
 struct KernelTable {

@@ -27,11 +27,13 @@ GateKernel gate_of(Type out, const std::string& isa, std::optional<Op> gate) {
     return gate == Op::gelu_tanh ? products.gelu_tanh[static_cast<int>(out)] : nullptr;
 }
 
-FormKernels kernels_of(Type in, Type out, const std::string& isa, WeightForm form) {
+FormKernels kernels_of(Type in, const std::string& isa, WeightForm form) {
     if (!is_float(in) || form == WeightForm::plain) return {};
-    FormKernels kernels = kernels_for(isa).forms[static_cast<int>(form)];
-    if (in != kernels.direct_type || out != kernels.direct_type) kernels.direct = nullptr;
-    return kernels;
+    return kernels_for(isa).forms[static_cast<int>(form)];
+}
+
+TileKernel direct_of(const FormKernels& kernels, Type in, Type out) {
+    return in == out && is_float(in) ? kernels.direct[static_cast<int>(in)] : nullptr;
 }
 
 int64_t words_of_panel(Type in, int64_t words, WeightForm form) {
@@ -44,8 +46,9 @@ int64_t words_of_panel(Type in, int64_t words, WeightForm form) {
 bool Product::offered(Type in, Type out, const std::string& isa, std::optional<Op> gate, WeightForm form) {
     if (tiles_of(in, out, isa) == nullptr || (gate && gate_of(out, isa, gate) == nullptr)) return false;
     if (form == WeightForm::plain || !is_float(in)) return form == WeightForm::plain;
-    const FormKernels kernels = kernels_of(in, out, isa, form);
-    return kernels.expand[static_cast<int>(in)] != nullptr || (kernels.direct != nullptr && kernels.always);
+    const FormKernels kernels = kernels_of(in, isa, form);
+    return kernels.expand[static_cast<int>(in)] != nullptr ||
+           (direct_of(kernels, in, out) != nullptr && kernels.always);
 }
 
 Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate,
@@ -58,12 +61,12 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
       out_size_(kBytes[static_cast<int>(out)]),
       columns_(gate ? kPanel / 2 : kPanel),
       tile_rows_(kernels_for(isa).products.rows[static_cast<int>(in)]),
-      direct_rows_(kernels_of(in, out, isa, form).direct_rows),
-      always_direct_(kernels_of(in, out, isa, form).always),
+      direct_rows_(kernels_of(in, isa, form).direct_rows),
+      always_direct_(kernels_of(in, isa, form).always),
       tiles_(tiles_of(in, out, isa)),
-      direct_(kernels_of(in, out, isa, form).direct),
+      direct_(direct_of(kernels_of(in, isa, form), in, out)),
       values_(kernels_for(isa).products.values[static_cast<int>(in)]),
-      expand_(!is_float(in) ? nullptr : kernels_of(in, out, isa, form).expand[static_cast<int>(in)]),
+      expand_(!is_float(in) ? nullptr : kernels_of(in, isa, form).expand[static_cast<int>(in)]),
       inputs_(words * static_cast<int64_t>(sizeof(uint32_t)) / kBytes[static_cast<int>(in)]),
       gate_(gate_of(out, isa, gate)),
       update_(std::move(update)),

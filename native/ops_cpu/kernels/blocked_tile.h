@@ -25,11 +25,11 @@ struct InWords {
     }
 };
 
-// Factors as `write_factors` leaves them.
-template <class Unit>
+// Factors that were written out, of so many outputs side by side.
+template <class Unit, int64_t outputs = kVectors * kWidth>
 struct Written {
     static constexpr int kParts = 1, kRows = kGroup;
-    static constexpr int64_t kStride = kVectors * kWidth;
+    static constexpr int64_t kStride = outputs;
     template <int>
     static typename Unit::Sum at(const uint32_t* from) {
         return load_vector<typename Unit::Sum>(from);
@@ -136,29 +136,45 @@ void write_factors(const uint32_t* words, int64_t count, uint32_t* to) {
     }
 }
 
+void begin_sums(const Tile& t, int rows, float* sums) {
+    for (int r = 0; r < rows; ++r) std::memcpy(sums + r * kPanel, t.panel, kPanel * sizeof(float));
+}
+
+template <class Out>
+void store_sums(const Tile& t, int rows, const float* sums) {
+    for (int r = 0; r < rows; ++r) {
+        auto* __restrict out = reinterpret_cast<typename Out::Element*>(t.out + r * t.out_bytes);
+        for (int j = 0; j < t.columns; ++j) out[j] = Out::narrow(sums[r * kPanel + j]);
+    }
+}
+
+// Returns the rows of a tile from value `first` on.
+template <class Value>
+ValueRows<Value> values_from(const Tile& t, int64_t first) {
+    return {reinterpret_cast<const Value*>(t.x) + first, t.x_bytes / static_cast<int64_t>(sizeof(Value))};
+}
+
+// Returns how often a tile goes through the steps of half a panel, or of all of it for few rows.
+constexpr int passes(int rows) {
+    return rows <= kFewRows ? 1 : kPanel / (kVectors * kWidth) * ((rows + kGroup - 1) / kGroup);
+}
+
 // Multiplies rows by a panel. Sums run along the words in order, however many rows there are.
 template <class Unit, class Out>
 void blocked_tile(const Tile& t, int rows) {
-    using Value = typename Unit::Value;
-    const bool written = rows > (kWrittenGroups - 1) * kGroup;
+    const bool few = rows <= kFewRows, written = rows > (kWrittenGroups - 1) * kGroup;
     const int64_t all = t.words / Unit::kXWords, most = written ? kWritten / Unit::kParts : kWords;
+    const int64_t parts = written ? Unit::kParts : 1;  // steps of a word
     alignas(kLine) float sums[kMostTileRows * kPanel];
     alignas(kLine) uint32_t factors[kWritten * kVectors * kWidth];
-    for (int r = 0; r < rows; ++r) std::memcpy(sums + r * kPanel, t.panel, kPanel * sizeof(float));
-    const uint32_t* const weights = t.panel + Unit::kHeads * kPanel;
-    const int groups = rows <= kFewRows ? 1 : kPanel / (kVectors * kWidth) * ((rows + kGroup - 1) / kGroup);
-    const int64_t parts = written ? Unit::kParts : 1;  // steps of a word
-    Fetch next(t.next, groups * parts * all, Unit::kParts == 2 && !written ? 1 : 2);
+    begin_sums(t, rows, sums);
+    Fetch next(t.next, passes(rows) * parts * all, Unit::kParts == 2 && !written ? 1 : 2);
     for (int64_t first = 0; first < all; first += most) {
         const int64_t words = std::min(most, all - first);
-        const ValueRows<Value> values{reinterpret_cast<const Value*>(t.x) + first * Unit::kParts,
-                                      t.x_bytes / static_cast<int64_t>(sizeof(Value))};
-        const uint32_t* const from = weights + first * kPanel;
-        if (rows <= kFewRows) {
-            kByCount<Unit, InWords<Unit>, kAllVectors, kFewRows>[rows - 1](values, from, words, sums, next);
-            continue;
-        }
-        for (int column = 0; column < kPanel; column += kVectors * kWidth) {
+        const auto values = values_from<typename Unit::Value>(t, first * Unit::kParts);
+        const uint32_t* const from = t.panel + (Unit::kHeads + first) * kPanel;
+        if (few) kByCount<Unit, InWords<Unit>, kAllVectors, kFewRows>[rows - 1](values, from, words, sums, next);
+        for (int column = 0; column < kPanel && !few; column += kVectors * kWidth) {
             if (written) {
                 write_factors<Unit>(from + column, words, factors);
                 add_groups<Unit, Written<Unit>>(rows, values, factors, words * Unit::kParts, sums + column, next);
@@ -167,15 +183,12 @@ void blocked_tile(const Tile& t, int rows) {
             }
         }
     }
-    for (int r = 0; r < rows; ++r) {
-        Unit::finish(sums + r * kPanel, t.panel);
-        auto* __restrict out = reinterpret_cast<typename Out::Element*>(t.out + r * t.out_bytes);
-        for (int j = 0; j < t.columns; ++j) out[j] = Out::narrow(sums[r * kPanel + j]);
-    }
+    for (int r = 0; r < rows; ++r) Unit::finish(sums + r * kPanel, t.panel);
+    store_sums<Out>(t, rows, sums);
 }
 
 // Weights of bfloat16 for activations of float32. Sums are those of the same weights in float32.
-constexpr FormKernels widened = {{}, blocked_tile<WidenedBfloat16, VectorToFloat32>, kMostTileRows, Type::f32, true};
+constexpr FormKernels widened = {{}, {blocked_tile<WidenedBfloat16, VectorToFloat32>}, kMostTileRows, true};
 
 // Multiplies a function of each row's first half by the second half, rounding as the steps of a fused kernel would.
 template <class Out, float (*f)(float)>

@@ -126,15 +126,22 @@ struct Q5K : Q5KLayout {
     }
 };
 
+// Scales of 16 inputs each.
+inline void q6_k_scales(const char* scales, int64_t input, Affine16 (&by)[2]) {
+    scales = scales_of<Q6KLayout>(scales, input);
+    const char* own = scales + 2 * kHalf + input % Q6KLayout::kGroup / kHalf * kHalf;
+    for (int group = 0; group < 2; ++group)
+        for (int o = 0; o < kHalf; ++o) {
+            const float whole = static_cast<float>(loaded<int8_t>(own, group * kHalf + o));
+            by[group].scale[o] = from_half(loaded<uint16_t>(scales, o)) * whole;
+            by[group].start[o] = 0.0f;
+        }
+}
+
 struct Q6K : Q6KLayout {
     static void decode(const char* scales, int64_t input, const char* codes, Block& to) {
-        scales = scales_of<Q6K>(scales, input);
-        const char* own = scales + 2 * kHalf + input % kGroup / kHalf * kHalf;
-        Affine16 by[2] = {};
-        for (int group = 0; group < 2; ++group)
-            for (int o = 0; o < kHalf; ++o)
-                by[group].scale[o] =
-                    from_half(loaded<uint16_t>(scales, o)) * static_cast<float>(loaded<int8_t>(own, group * kHalf + o));
+        Affine16 by[2];
+        q6_k_scales(scales, input, by);
         decode_bytes(by[0], by[1], codes, to);
     }
 };
@@ -199,7 +206,7 @@ void expand(const char* panel, int64_t inputs, uint32_t* out) {
 
 template <class Form>
 constexpr FormKernels in_loops() {
-    return {{expand<Form, WordOfFloat32>, expand<Form, WordOfBfloat16>}, nullptr, 0};
+    return {{expand<Form, WordOfFloat32>, expand<Form, WordOfBfloat16>}, {}, 0};
 }
 
 }  // namespace

@@ -116,7 +116,9 @@ struct ExpandingTile {
 
 template <class Form>
 constexpr FormKernels in_registers() {
-    return {{expand<Form, WordOfFloat32>, expand_words<Form>}, by_rows<ExpandingTile<Form>, kDirectRows>, kDirectRows};
+    return {{expand<Form, WordOfFloat32>, expand_words<Form>},
+            {nullptr, by_rows<ExpandingTile<Form>, kDirectRows>},
+            kDirectRows};
 }
 
 }  // namespace

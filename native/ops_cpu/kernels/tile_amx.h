@@ -201,7 +201,7 @@ constexpr TileKernel amx_tiles = amx_tile<Products, Out, PlainWords<Products>>;
 template <class Form>
 constexpr FormKernels in_tiles() {
     return {{expand<Form, WordOfFloat32>, expand_words<Form>},
-            amx_tile<PairProducts, ToBfloat16, ExpandedWords<Form>>,
+            {nullptr, amx_tile<PairProducts, ToBfloat16, ExpandedWords<Form>>},
             kMostTileRows};
 }
 

@@ -1,0 +1,182 @@
+// The factors of weights in few bits, expanded by AVX2. The numbers are those of expand.h.
+#pragma once
+#include <immintrin.h>
+
+#include "expand.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
+
+constexpr int kEight = 8;  // outputs of a vector; half a panel has two
+
+// Scales and starts of half a panel: a weight is code * scale + start.
+struct Affine {
+    __m256 scale[2], start[2];
+
+    static Affine of(const Affine16& by) {
+        return {{_mm256_loadu_ps(by.scale), _mm256_loadu_ps(by.scale + kEight)},
+                {_mm256_loadu_ps(by.start), _mm256_loadu_ps(by.start + kEight)}};
+    }
+};
+
+inline __m256i ints_at(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
+inline __m256 halves_at(const char* p, int64_t i) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 2 * i)));
+}
+
+// Stores factors, rounded to bfloat16 or as they are.
+template <bool round>
+inline void put(float* to, __m256 x) {
+    if constexpr (round) {
+        const __m256i u = _mm256_castps_si256(x),
+                      odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+        const __m256i more = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+        x = _mm256_castsi256_ps(_mm256_and_si256(more, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    }
+    _mm256_storeu_ps(to, x);
+}
+
+// Codes of 4 bits from 0 to 15.
+template <bool round, int64_t stride>
+void put_nibbles(const Affine& by, const char* codes, float* to) {
+    for (int part = 0; part < 4; ++part) {  // 16 inputs by 8 outputs
+        const int words = part / 2, upper = part % 2;
+        const __m256 a = _mm256_castsi256_ps(ints_at(codes + part * 64));
+        const __m256 b = _mm256_castsi256_ps(ints_at(codes + part * 64 + 32));
+        const __m256i own[] = {
+            _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8),
+            _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8),
+        };
+        for (int input = 0; input < 2; ++input)
+#pragma GCC unroll 8
+            for (int k = 0; k < 8; ++k) {
+                const __m256i code = _mm256_and_si256(_mm256_srli_epi32(own[input], 4 * k), _mm256_set1_epi32(15));
+                put<round>(to + (words * 16 + 2 * k + input) * stride + upper * kEight,
+                           _mm256_fmadd_ps(by.scale[upper], _mm256_cvtepi32_ps(code), by.start[upper]));
+            }
+    }
+}
+
+// Codes of a byte, signed. first, second: Of 16 inputs each.
+template <bool round, int64_t stride>
+void put_bytes(const Affine& first, const Affine& second, const char* codes, float* to) {
+    for (int word = 0; word < kBlockInputs / 2; ++word) {
+        const Affine& by = word < kBlockInputs / 4 ? first : second;
+        const __m256i of = ints_at(codes + word * 32);
+#pragma GCC unroll 4
+        for (int byte = 0; byte < 4; ++byte) {
+            const int own = byte / 2, upper = byte % 2;
+            const __m256i code = _mm256_srai_epi32(_mm256_slli_epi32(of, 24 - 8 * byte), 24);
+            put<round>(to + (word * 2 + own) * stride + upper * kEight,
+                       _mm256_fmadd_ps(by.scale[upper], _mm256_cvtepi32_ps(code), by.start[upper]));
+        }
+    }
+}
+
+// Forms as tiles take them. `write` expands the 32 inputs from `input` on of half a panel.
+struct Int4Factors : Int4Layout {
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        scales = scales_of<Int4Layout>(scales, input);
+        Affine by;
+        for (int upper = 0; upper < 2; ++upper) {
+            by.scale[upper] = halves_at(scales, upper * kEight);
+            const __m256 zero = halves_at(scales, kHalf + upper * kEight);
+            by.start[upper] = _mm256_sub_ps(_mm256_set1_ps(-0.0f), _mm256_mul_ps(by.scale[upper], zero));
+        }
+        put_nibbles<round, stride>(by, codes, to);
+    }
+};
+
+struct Q41Factors : Q41Layout {
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        scales = scales_of<Q41Layout>(scales, input);
+        put_nibbles<round, stride>({{halves_at(scales, 0), halves_at(scales, kEight)},
+                                    {halves_at(scales, kHalf), halves_at(scales, kHalf + kEight)}},
+                                   codes, to);
+    }
+};
+
+struct Q80Factors : Q80Layout {
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        scales = scales_of<Q80Layout>(scales, input);
+        const Affine by{{halves_at(scales, 0), halves_at(scales, kEight)}, {_mm256_setzero_ps(), _mm256_setzero_ps()}};
+        put_bytes<round, stride>(by, by, codes, to);
+    }
+};
+
+struct Q4KFactors : Q4KLayout {
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        put_nibbles<round, stride>(Affine::of(of_levels<Q4KLayout>(scales, input)), codes, to);
+    }
+};
+
+struct Q5KFactors : Q5KLayout {
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        const Affine by = Affine::of(of_levels<Q5KLayout>(scales, input));
+        put_bytes<round, stride>(by, by, codes, to);
+    }
+};
+
+struct Q6KFactors : Q6KLayout {
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        Affine16 by[2];
+        q6_k_scales(scales, input, by);
+        put_bytes<round, stride>(Affine::of(by[0]), Affine::of(by[1]), codes, to);
+    }
+};
+
+struct Mxfp4Factors : Mxfp4Layout {
+    template <bool, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {  // bfloat16 holds them exactly
+        scales = scales_of<Mxfp4Layout>(scales, input);
+        const __m256 magnitudes = _mm256_loadu_ps(kE2m1);
+        const __m256i sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
+        for (int upper = 0; upper < 2; ++upper) {
+            const __m128i exponents = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + upper * kEight));
+            const __m256 scale = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(exponents), 23));
+            for (int words = 0; words < 4; ++words) {
+                const __m256i of = ints_at(codes + words * 64 + upper * 32);
+#pragma GCC unroll 8
+                for (int k = 0; k < 8; ++k) {  // the first input of every word, then the second
+                    const __m256 magnitude = _mm256_permutevar8x32_ps(magnitudes, _mm256_srli_epi32(of, 4 * k));
+                    const __m256i own = _mm256_and_si256(_mm256_slli_epi32(of, 28 - 4 * k), sign);
+                    put<false>(to + (words * 8 + k % 4 * 2 + k / 4) * stride + upper * kEight,
+                               _mm256_xor_ps(_mm256_mul_ps(magnitude, scale), _mm256_castsi256_ps(own)));
+                }
+            }
+        }
+    }
+};
+
+struct Fp8Factors : Fp8Layout {
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        scales = scales_of<Fp8Layout>(scales, input);
+        const __m256 exponent = _mm256_set1_ps(0x1p120f);
+        const __m256 scale[] = {_mm256_loadu_ps(reinterpret_cast<const float*>(scales)),
+                                _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + kEight)};
+        const __m256i digits = _mm256_set1_epi32(0x07f00000), sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
+        for (int word = 0; word < kBlockInputs / 2; ++word) {
+            const __m256i of = ints_at(codes + word * 32);
+#pragma GCC unroll 4
+            for (int byte = 0; byte < 4; ++byte) {
+                const int own = byte / 2, upper = byte % 2;
+                const __m256i top = _mm256_slli_epi32(of, 24 - 8 * byte);
+                const __m256 size = _mm256_castsi256_ps(_mm256_and_si256(_mm256_srli_epi32(top, 4), digits));
+                const __m256 magnitude = _mm256_mul_ps(_mm256_mul_ps(size, exponent), scale[upper]);
+                put<round>(to + (word * 2 + own) * stride + upper * kEight,
+                           _mm256_xor_ps(magnitude, _mm256_castsi256_ps(_mm256_and_si256(top, sign))));
+            }
+        }
+    }
+};
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA

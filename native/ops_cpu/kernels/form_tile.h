@@ -1,0 +1,66 @@
+// The tiles of a GEMM over weights in few bits, for AVX2: half a panel's weights of some inputs are expanded to
+// factors, which stay in the first cache for all rows.
+#pragma once
+#include <type_traits>
+
+#include "blocked_tile.h"
+#include "factors_avx2.h"
+
+namespace hpcdecode::ops::HPCDECODE_ISA {
+namespace {
+
+static_assert(kVectors * kWidth == kHalf);
+
+// Writes the factors of some inputs of half a panel, whole blocks of them, rounded to the type of x.
+// inputs: Of the panel.
+template <class Form, class Out, int64_t stride>
+void write_factors_of(const char* half, int64_t inputs, int64_t first, int64_t count, float* to) {
+    constexpr bool round = !std::is_same_v<typename Out::Element, float>;
+    const char* codes = half + scale_bytes<Form>(inputs) + first / kBlockInputs * Form::kBlockBytes;
+    for (int64_t input = first; input < first + count; input += kBlockInputs, codes += Form::kBlockBytes) {
+        Form::template write<round, stride>(half, input, codes, to);
+        to += kBlockInputs * stride;
+    }
+}
+
+// Multiplies rows by a panel. Sums run along the inputs in order, as with `plain` weights.
+template <class Form, class Unit, class Out>
+void form_tile(const Tile& t, int rows) {
+    const bool few = rows <= kFewRows;
+    const int64_t inputs = t.words * Unit::kParts, most = few ? kWritten / 2 : kWritten;
+    alignas(kLine) float sums[kMostTileRows * kPanel];
+    alignas(kLine) float factors[kWritten * kHalf];
+    begin_sums(t, rows, sums);
+    const auto half = [&](int number) {
+        return reinterpret_cast<const char*>(t.panel) + kHeadBytes + number * half_bytes<Form>(inputs);
+    };
+    Fetch next(t.next, passes(rows) * inputs, 1);
+    for (int64_t first = 0; first < inputs; first += most) {
+        const int64_t count = std::min(most, inputs - first);
+        const auto values = values_from<typename Unit::Value>(t, first);
+        for (int h = 0; h < 2; ++h) {
+            if (few) {
+                write_factors_of<Form, Out, kPanel>(half(h), inputs, first, count, factors + h * kHalf);
+            } else {
+                write_factors_of<Form, Out, kHalf>(half(h), inputs, first, count, factors);
+                add_groups<Unit, Written<Unit>>(rows, values, reinterpret_cast<uint32_t*>(factors), count,
+                                                sums + h * kHalf, next);
+            }
+        }
+        if (few)
+            kByCount<Unit, Written<Unit, kPanel>, kAllVectors, kFewRows>[rows - 1](
+                values, reinterpret_cast<uint32_t*>(factors), count, sums, next);
+    }
+    store_sums<Out>(t, rows, sums);
+}
+
+template <class Form>
+constexpr FormKernels by_factors() {
+    return {{},
+            {form_tile<Form, VectorFloat32, VectorToFloat32>, form_tile<Form, VectorBfloat16, VectorToBfloat16>},
+            kMostTileRows,
+            true};
+}
+
+}  // namespace
+}  // namespace hpcdecode::ops::HPCDECODE_ISA
