@@ -37,13 +37,18 @@ struct Products {
 constexpr int kFloors = 3;
 constexpr int kLeastRun = 16, kMostRuns = 16;  // of a rotation: numbers of a run, and runs
 
+// Tiles that expand weights as they take them.
+struct DirectTiles {
+    TileKernel tile = nullptr;
+    int rows = 0;         // of a tile, at most
+    bool always = false;  // whether such tiles serve more rows, too; else `expand` makes plain panels for these
+};
+
 // Of a form of weights, but `plain`.
 using ExpandKernel = void (*)(const char* panel, int64_t inputs, uint32_t* out);
 struct FormKernels {
-    ExpandKernel expand[2];  // to a plain panel, by input type
-    TileKernel direct[2];    // tiles that expand weights as they take them, by type of x and of the results, or null
-    int direct_rows;         // of such a tile, at most
-    bool always = false;     // whether such tiles serve more rows, too
+    DirectTiles direct[2];          // by type of x and of the results
+    ExpandKernel expand = nullptr;  // to a plain panel of bfloat16
 };
 
 struct KernelTable {

@@ -32,8 +32,12 @@ FormKernels kernels_of(Type in, const std::string& isa, WeightForm form) {
     return kernels_for(isa).forms[static_cast<int>(form)];
 }
 
-TileKernel direct_of(const FormKernels& kernels, Type in, Type out) {
-    return in == out && is_float(in) ? kernels.direct[static_cast<int>(in)] : nullptr;
+DirectTiles direct_of(Type in, Type out, const std::string& isa, WeightForm form) {
+    return in == out && is_float(in) ? kernels_of(in, isa, form).direct[static_cast<int>(in)] : DirectTiles{};
+}
+
+ExpandKernel expand_of(Type in, const std::string& isa, WeightForm form) {
+    return in == Type::bf16 ? kernels_of(in, isa, form).expand : nullptr;
 }
 
 int64_t words_of_panel(Type in, int64_t words, WeightForm form) {
@@ -46,9 +50,7 @@ int64_t words_of_panel(Type in, int64_t words, WeightForm form) {
 bool Product::offered(Type in, Type out, const std::string& isa, std::optional<Op> gate, WeightForm form) {
     if (tiles_of(in, out, isa) == nullptr || (gate && gate_of(out, isa, gate) == nullptr)) return false;
     if (form == WeightForm::plain || !is_float(in)) return form == WeightForm::plain;
-    const FormKernels kernels = kernels_of(in, isa, form);
-    return kernels.expand[static_cast<int>(in)] != nullptr ||
-           (direct_of(kernels, in, out) != nullptr && kernels.always);
+    return direct_of(in, out, isa, form).always || expand_of(in, isa, form) != nullptr;
 }
 
 Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate,
@@ -61,12 +63,12 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
       out_size_(kBytes[static_cast<int>(out)]),
       columns_(gate ? kPanel / 2 : kPanel),
       tile_rows_(kernels_for(isa).products.rows[static_cast<int>(in)]),
-      direct_rows_(kernels_of(in, isa, form).direct_rows),
-      always_direct_(kernels_of(in, isa, form).always),
+      direct_rows_(direct_of(in, out, isa, form).rows),
+      always_direct_(direct_of(in, out, isa, form).always),
       tiles_(tiles_of(in, out, isa)),
-      direct_(direct_of(kernels_of(in, isa, form), in, out)),
+      direct_(direct_of(in, out, isa, form).tile),
       values_(kernels_for(isa).products.values[static_cast<int>(in)]),
-      expand_(!is_float(in) ? nullptr : kernels_of(in, isa, form).expand[static_cast<int>(in)]),
+      expand_(expand_of(in, isa, form)),
       inputs_(words * static_cast<int64_t>(sizeof(uint32_t)) / kBytes[static_cast<int>(in)]),
       gate_(gate_of(out, isa, gate)),
       update_(std::move(update)),

@@ -110,15 +110,15 @@ struct ByCount<Unit, From, V, std::integer_sequence<int, kLess...>> {
 template <class Unit, class From, int V, int most>
 constexpr const AddProducts<Unit>* kByCount = ByCount<Unit, From, V, std::make_integer_sequence<int, most>>::kKernels;
 
-// Adds the products of all rows, a group after the other.
-template <class Unit, class From>
+// Adds the products of all rows, a group of `most` after the other, for V vectors of outputs.
+template <class Unit, class From, int V = kVectors, int most = From::kRows>
 void add_groups(int rows, ValueRows<typename Unit::Value> values, const uint32_t* from, int64_t steps, float* sums,
                 Fetch& next) {
-    const int groups = (rows + From::kRows - 1) / From::kRows, less = rows / groups, more = rows % groups;
+    const int groups = (rows + most - 1) / most, less = rows / groups, more = rows % groups;
     for (int g = 0, row = 0; g < groups; ++g) {
         const int count = less + (g < more ? 1 : 0);
-        kByCount<Unit, From, kVectors, From::kRows>[count - 1]({values.row(row), values.stride}, from, steps,
-                                                               sums + row* kPanel, next);
+        kByCount<Unit, From, V, most>[count - 1]({values.row(row), values.stride}, from, steps, sums + row* kPanel,
+                                                 next);
         row += count;
     }
 }
@@ -173,7 +173,7 @@ void blocked_tile(const Tile& t, int rows) {
         const int64_t words = std::min(most, all - first);
         const auto values = values_from<typename Unit::Value>(t, first * Unit::kParts);
         const uint32_t* const from = t.panel + (Unit::kHeads + first) * kPanel;
-        if (few) kByCount<Unit, InWords<Unit>, kAllVectors, kFewRows>[rows - 1](values, from, words, sums, next);
+        if (few) add_groups<Unit, InWords<Unit>, kAllVectors, kFewRows>(rows, values, from, words, sums, next);
         for (int column = 0; column < kPanel && !few; column += kVectors * kWidth) {
             if (written) {
                 write_factors<Unit>(from + column, words, factors);
@@ -188,7 +188,7 @@ void blocked_tile(const Tile& t, int rows) {
 }
 
 // Weights of bfloat16 for activations of float32. Sums are those of the same weights in float32.
-constexpr FormKernels widened = {{}, {blocked_tile<WidenedBfloat16, VectorToFloat32>}, kMostTileRows, true};
+constexpr FormKernels widened = {{{blocked_tile<WidenedBfloat16, VectorToFloat32>, kMostTileRows, true}}};
 
 // Multiplies a function of each row's first half by the second half, rounding as the steps of a fused kernel would.
 template <class Out, float (*f)(float)>

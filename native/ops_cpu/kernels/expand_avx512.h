@@ -1,5 +1,6 @@
 // Products over weights in few bits, expanded in registers for few rows, or to a panel that many rows share.
 #pragma once
+#include "form_tile.h"
 #include "tile.h"
 #include "words_avx512.h"
 
@@ -114,11 +115,11 @@ struct ExpandingTile {
     static constexpr auto* kernel = expanding_tile<Form, ToBfloat16, R>;
 };
 
-template <class Form>
+template <class Form, class Factors>
 constexpr FormKernels in_registers() {
-    return {{expand<Form, WordOfFloat32>, expand_words<Form>},
-            {nullptr, by_rows<ExpandingTile<Form>, kDirectRows>},
-            kDirectRows};
+    return {
+        {form_tiles<Factors, VectorFloat32, VectorToFloat32>, {by_rows<ExpandingTile<Form>, kDirectRows>, kDirectRows}},
+        expand_words<Form>};
 }
 
 }  // namespace

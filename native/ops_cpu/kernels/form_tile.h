@@ -4,12 +4,10 @@
 #include <type_traits>
 
 #include "blocked_tile.h"
-#include "factors_avx2.h"
+#include "factors.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
 namespace {
-
-static_assert(kVectors * kWidth == kHalf);
 
 // Writes the factors of some inputs of half a panel, whole blocks of them, rounded to the type of x.
 // inputs: Of the panel.
@@ -26,40 +24,37 @@ void write_factors_of(const char* half, int64_t inputs, int64_t first, int64_t c
 // Multiplies rows by a panel. Sums run along the inputs in order, as with `plain` weights.
 template <class Form, class Unit, class Out>
 void form_tile(const Tile& t, int rows) {
-    const bool few = rows <= kFewRows;
-    const int64_t inputs = t.words * Unit::kParts, most = few ? kWritten / 2 : kWritten;
+    const bool whole = rows <= kFewRows || kVectors == kAllVectors;  // take both halves at a time
+    const int64_t inputs = t.words * Unit::kParts, most = whole ? kWritten / 2 : kWritten;
     alignas(kLine) float sums[kMostTileRows * kPanel];
     alignas(kLine) float factors[kWritten * kHalf];
-    begin_sums(t, rows, sums);
+    const auto* const written = reinterpret_cast<const uint32_t*>(factors);
     const auto half = [&](int number) {
         return reinterpret_cast<const char*>(t.panel) + kHeadBytes + number * half_bytes<Form>(inputs);
     };
+    begin_sums(t, rows, sums);
     Fetch next(t.next, passes(rows) * inputs, 1);
     for (int64_t first = 0; first < inputs; first += most) {
         const int64_t count = std::min(most, inputs - first);
         const auto values = values_from<typename Unit::Value>(t, first);
-        for (int h = 0; h < 2; ++h) {
-            if (few) {
-                write_factors_of<Form, Out, kPanel>(half(h), inputs, first, count, factors + h * kHalf);
-            } else {
-                write_factors_of<Form, Out, kHalf>(half(h), inputs, first, count, factors);
-                add_groups<Unit, Written<Unit>>(rows, values, reinterpret_cast<uint32_t*>(factors), count,
-                                                sums + h * kHalf, next);
-            }
+        for (int h = 0; h < 2 && !whole; ++h) {
+            write_factors_of<Form, Out, kHalf>(half(h), inputs, first, count, factors);
+            add_groups<Unit, Written<Unit, kHalf>>(rows, values, written, count, sums + h * kHalf, next);
         }
-        if (few)
-            kByCount<Unit, Written<Unit, kPanel>, kAllVectors, kFewRows>[rows - 1](
-                values, reinterpret_cast<uint32_t*>(factors), count, sums, next);
+        if (!whole) continue;
+        for (int h = 0; h < 2; ++h)
+            write_factors_of<Form, Out, kPanel>(half(h), inputs, first, count, factors + h * kHalf);
+        add_groups<Unit, Written<Unit, kPanel>, kAllVectors, kFewRows>(rows, values, written, count, sums, next);
     }
     store_sums<Out>(t, rows, sums);
 }
 
+template <class Form, class Unit, class Out>
+constexpr DirectTiles form_tiles = {form_tile<Form, Unit, Out>, kMostTileRows, true};
+
 template <class Form>
 constexpr FormKernels by_factors() {
-    return {{},
-            {form_tile<Form, VectorFloat32, VectorToFloat32>, form_tile<Form, VectorBfloat16, VectorToBfloat16>},
-            kMostTileRows,
-            true};
+    return {{form_tiles<Form, VectorFloat32, VectorToFloat32>, form_tiles<Form, VectorBfloat16, VectorToBfloat16>}};
 }
 
 }  // namespace

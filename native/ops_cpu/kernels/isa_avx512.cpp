@@ -1,7 +1,6 @@
 // The kernels of AVX-512: GEMMs of float32 in its registers, those of bfloat16 and int8 in the compiler's vectors.
 #define HPCDECODE_ISA isa_avx512
-#include "blocked_tile.h"
-#include "expand.h"
+#include "form_tile.h"
 #include "gate_avx512.h"
 #include "steps.h"
 #include "tile.h"
@@ -10,17 +9,17 @@
 namespace hpcdecode::ops::HPCDECODE_ISA {
 
 extern const KernelTable table;
-constexpr KernelTable table =
-    make_table("avx512",
-               {{{tiles<Float32, ToFloat32>},
-                 {nullptr, blocked_tile<VectorBfloat16, VectorToBfloat16>},
-                 {blocked_tile<VectorInt8, VectorToFloat32>, blocked_tile<VectorInt8, VectorToBfloat16>}},
-                {gate<ToFloat32, silu>, vector_gate<VectorToBfloat16, silu_f>},
-                {gate<ToFloat32, gelu_tanh>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
-                nullptr,
-                {kTileRows, kMostTileRows, kMostTileRows},
-                {nullptr, values_of_bfloat16, values_of_int8}},
-               in_loops<Int4>(), in_loops<Mxfp4>(), in_loops<Fp8>(), in_loops<Q41>(), in_loops<Q80>(), in_loops<Q4K>(),
-               in_loops<Q5K>(), in_loops<Q6K>(), widened);
+constexpr KernelTable table = make_table(
+    "avx512",
+    {{{tiles<Float32, ToFloat32>},
+      {nullptr, blocked_tile<VectorBfloat16, VectorToBfloat16>},
+      {blocked_tile<VectorInt8, VectorToFloat32>, blocked_tile<VectorInt8, VectorToBfloat16>}},
+     {gate<ToFloat32, silu>, vector_gate<VectorToBfloat16, silu_f>},
+     {gate<ToFloat32, gelu_tanh>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
+     nullptr,
+     {kTileRows, kMostTileRows, kMostTileRows},
+     {nullptr, values_of_bfloat16, values_of_int8}},
+    by_factors<Int4Factors>(), by_factors<Mxfp4Factors>(), by_factors<Fp8Factors>(), by_factors<Q41Factors>(),
+    by_factors<Q80Factors>(), by_factors<Q4KFactors>(), by_factors<Q5KFactors>(), by_factors<Q6KFactors>(), widened);
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

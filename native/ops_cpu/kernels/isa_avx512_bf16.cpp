@@ -1,6 +1,5 @@
 // The kernels of AVX-512 with products of bfloat16 (BF16) and of bytes (VNNI): all GEMMs.
 #define HPCDECODE_ISA isa_avx512_bf16
-#include "blocked_tile.h"
 #include "expand_avx512.h"
 #include "gate_avx512.h"
 #include "screen_avx512.h"
@@ -11,15 +10,17 @@
 namespace hpcdecode::ops::HPCDECODE_ISA {
 
 extern const KernelTable table;
-constexpr KernelTable table = make_table(
-    "avx512_bf16",
-    {{{tiles<Float32, ToFloat32>},
-      {nullptr, tiles<Bfloat16, ToBfloat16>},
-      {tiles<Int8, ToFloat32>, tiles<Int8, ToBfloat16>}},
-     {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
-     {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
-     screen},
-    in_registers<Int4Words>(), in_registers<Mxfp4Words>(), in_registers<Fp8Words>(), in_registers<Q41Words>(),
-    in_registers<Q80Words>(), in_registers<Q4KWords>(), in_registers<Q5KWords>(), in_registers<Q6KWords>(), widened);
+constexpr KernelTable table =
+    make_table("avx512_bf16",
+               {{{tiles<Float32, ToFloat32>},
+                 {nullptr, tiles<Bfloat16, ToBfloat16>},
+                 {tiles<Int8, ToFloat32>, tiles<Int8, ToBfloat16>}},
+                {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
+                {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
+                screen},
+               in_registers<Int4Words, Int4Factors>(), in_registers<Mxfp4Words, Mxfp4Factors>(),
+               in_registers<Fp8Words, Fp8Factors>(), in_registers<Q41Words, Q41Factors>(),
+               in_registers<Q80Words, Q80Factors>(), in_registers<Q4KWords, Q4KFactors>(),
+               in_registers<Q5KWords, Q5KFactors>(), in_registers<Q6KWords, Q6KFactors>(), widened);
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

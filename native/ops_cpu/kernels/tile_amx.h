@@ -198,11 +198,11 @@ void amx_tile(const Tile& t, int rows) {
 template <class Products, class Out>
 constexpr TileKernel amx_tiles = amx_tile<Products, Out, PlainWords<Products>>;
 
-template <class Form>
+template <class Form, class Factors>
 constexpr FormKernels in_tiles() {
-    return {{expand<Form, WordOfFloat32>, expand_words<Form>},
-            {nullptr, amx_tile<PairProducts, ToBfloat16, ExpandedWords<Form>>},
-            kMostTileRows};
+    return {{form_tiles<Factors, VectorFloat32, VectorToFloat32>,
+             {amx_tile<PairProducts, ToBfloat16, ExpandedWords<Form>>, kMostTileRows}},
+            expand_words<Form>};
 }
 
 }  // namespace

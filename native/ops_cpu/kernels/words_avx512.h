@@ -1,6 +1,6 @@
 // Codes of weights in few bits, expanded to words of 16 outputs, bfloat16, in registers.
 #pragma once
-#include "expand.h"
+#include "scales.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
 namespace {
@@ -57,17 +57,17 @@ struct NibbleWords : Form {
     }
 };
 
-struct Int4Words : NibbleWords<Int4> {
+struct Int4Words : NibbleWords<Int4Layout> {
     static Scales scales(const char* all, int64_t input) {
-        const char* p = scales_of<Int4>(all, input);
+        const char* p = scales_of<Int4Layout>(all, input);
         const __m512 by = halves16(p), zero = halves16(p + 2 * kHalf);
         return affine512(by, _mm512_fnmadd_ps(by, zero, _mm512_setzero_ps()));
     }
 };
 
-struct Q41Words : NibbleWords<Q41> {
+struct Q41Words : NibbleWords<Q41Layout> {
     static Scales scales(const char* all, int64_t input) {
-        const char* p = scales_of<Q41>(all, input);
+        const char* p = scales_of<Q41Layout>(all, input);
         return affine512(halves16(p), halves16(p + 2 * kHalf));
     }
 };
@@ -80,8 +80,8 @@ inline Affine512 levels512(const char* all, int64_t input) {
     return affine512(_mm512_mul_ps(halves16(p), bytes16(own)), taken);
 }
 
-struct Q4KWords : NibbleWords<Q4K> {
-    static Scales scales(const char* all, int64_t input) { return levels512<Q4K>(all, input); }
+struct Q4KWords : NibbleWords<Q4KLayout> {
+    static Scales scales(const char* all, int64_t input) { return levels512<Q4KLayout>(all, input); }
 };
 
 // int8 codes of a word of 16 outputs: pairs of 16 bits, whose lower ones are of the first 8 outputs.
@@ -112,17 +112,17 @@ struct ByteWords : Form {
     }
 };
 
-struct Q80Words : ByteWords<Q80> {
+struct Q80Words : ByteWords<Q80Layout> {
     static Scales scales(const char* all, int64_t input) {
-        const __m512 by = halves16(scales_of<Q80>(all, input));
+        const __m512 by = halves16(scales_of<Q80Layout>(all, input));
         return {{doubled<0>(by), doubled<8>(by)}};
     }
 };
 
-struct Q6KWords : ByteWords<Q6K> {
+struct Q6KWords : ByteWords<Q6KLayout> {
     static constexpr int64_t kScaleInputs = kHalf;
     static Scales scales(const char* all, int64_t input) {
-        const char* p = scales_of<Q6K>(all, input);
+        const char* p = scales_of<Q6KLayout>(all, input);
         const char* own = p + 2 * kHalf + input % kGroup / kHalf * kHalf;
         const Words whole = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(own)));
         const __m512 by = _mm512_mul_ps(halves16(p), _mm512_cvtepi32_ps(whole));
@@ -130,9 +130,9 @@ struct Q6KWords : ByteWords<Q6K> {
     }
 };
 
-struct Q5KWords : ByteWords<Q5K> {
+struct Q5KWords : ByteWords<Q5KLayout> {
     using Scales = Affine512;
-    static Scales scales(const char* all, int64_t input) { return levels512<Q5K>(all, input); }
+    static Scales scales(const char* all, int64_t input) { return levels512<Q5KLayout>(all, input); }
     static Words next(Codes& codes, const Scales& scales) {
         __m512 one, other;
         codes.next(one, other);
@@ -142,13 +142,13 @@ struct Q5KWords : ByteWords<Q5K> {
 };
 
 // A number's exponent grows by that of the scale, unless it is zero.
-struct Mxfp4Words : Mxfp4 {
+struct Mxfp4Words : Mxfp4Layout {
     static constexpr int kWords = 4;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     using Scales = Words;
     using Codes = Words;
     static Scales scales(const char* all, int64_t input) {
-        const char* p = scales_of<Mxfp4>(all, input);
+        const char* p = scales_of<Mxfp4Layout>(all, input);
         const Words exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         const Words more = _mm512_slli_epi32(_mm512_sub_epi32(exponents, _mm512_set1_epi32(127)), 7);
         return _mm512_or_si512(_mm512_slli_epi32(more, 16), _mm512_and_si512(more, _mm512_set1_epi32(0xffff)));
@@ -169,7 +169,7 @@ struct Mxfp4Words : Mxfp4 {
 };
 
 // With its bits in the lower exponent's and the upper fraction's place, a float32 is 2^-120 of the number.
-struct Fp8Words : Fp8 {
+struct Fp8Words : Fp8Layout {
     static constexpr int kWords = 1;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     struct Scales {
@@ -177,7 +177,7 @@ struct Fp8Words : Fp8 {
     };
     using Codes = Words;
     static Scales scales(const char* all, int64_t input) {
-        const __m512 by = _mm512_mul_ps(_mm512_loadu_ps(scales_of<Fp8>(all, input)), _mm512_set1_ps(0x1p120f));
+        const __m512 by = _mm512_mul_ps(_mm512_loadu_ps(scales_of<Fp8Layout>(all, input)), _mm512_set1_ps(0x1p120f));
         return {{doubled<0>(by), doubled<8>(by)}};
     }
     static Codes codes(const char* p) {

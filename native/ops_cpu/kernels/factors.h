@@ -1,8 +1,8 @@
-// The factors of weights in few bits, expanded by AVX2. The numbers are those of expand.h.
+// The factors of weights in few bits, expanded by AVX2. The numbers are those that weight_form.h describes.
 #pragma once
 #include <immintrin.h>
 
-#include "expand.h"
+#include "scales.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
 namespace {
