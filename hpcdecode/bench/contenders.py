@@ -15,6 +15,7 @@ from pathlib import Path
 
 import h5py
 
+from hpcdecode.attention.base import multiplies_bfloat16
 from hpcdecode.bench.limits import PREFILL_TOKENS, IdealTimes
 from hpcdecode.bench.mixed_models import MIXED, mixed_checkpoint, mixed_shape
 from hpcdecode.bench.workload import Shape, Workload, checkpoint, label, made, prompt_file, shape_of
@@ -160,7 +161,8 @@ class Hpcdecode:
             "--model",
             str(site.checkpoint),
         ]
-        size = ["--dtype", "bfloat16", "--max-tokens", str(workload.new), "--ignore-eos", *self.flags]
+        dtype = "bfloat16" if multiplies_bfloat16() else "float32"  # as peers (peer_runner.py), and by default
+        size = ["--dtype", dtype, "--max-tokens", str(workload.new), "--ignore-eos", *self.flags]
         size += ["--weights", site.weights] if site.weights else []
         site.call("hpcdecode", [*line, *size, "-o", str(out), "--overwrite"])
         with h5py.File(out) as file:

@@ -210,7 +210,7 @@ class Library:
         import hpcdecode
 
         self.hpcdecode, self.version = hpcdecode, hpcdecode.__version__
-        self.engine = hpcdecode.LLM(model, dtype="bfloat16")
+        self.engine = hpcdecode.LLM(model, dtype=DTYPE)
 
     def generate(self, prompts: Rows, new: int) -> Rows:
         """Return `new` greedy tokens for every prompt."""
