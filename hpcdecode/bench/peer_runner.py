@@ -3,10 +3,10 @@
     PYTHON peer_runner.py PEER MODEL ROWS.jsonl NEW_TOKENS OUT.json
 
 A script for the peer's own interpreter: it imports nothing of hpcdecode, but as the peer LLM. Every row gets exactly
-NEW_TOKENS greedy tokens, on all CPUs of this process: in bfloat16, or in float32 if they do not multiply it, where peers
-refuse bfloat16 or are slower in it. Loading and compiling are off the clock. Two timed
-runs, of one new token and of all, tell the prompts' time from the decoding. OUT.json has `version`, `seconds`,
-`prefill_seconds`, `peak_bytes` of this process, and `tokens` by row.
+NEW_TOKENS greedy tokens, on all CPUs of this process: in bfloat16, or in float32 if they do not multiply it, as peers
+refuse it then or are slower. Loading and compiling are off the clock. Two timed runs, of one new token and of all,
+tell the prompts' time from the decoding. OUT.json has `version`, `seconds`, `prefill_seconds`, `peak_bytes` of this
+process, and `tokens` by row.
 """
 
 from __future__ import annotations
