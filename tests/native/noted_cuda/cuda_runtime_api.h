@@ -1,4 +1,4 @@
-// What device_cuda.cpp calls of the CUDA runtime, declared as there; cuda_calls_test.cpp notes the calls.
+// What device_cuda.cpp calls of the CUDA runtime, declared as there; noted.cpp notes the calls.
 #pragma once
 #include <cstddef>
 
