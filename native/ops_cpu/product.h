@@ -167,6 +167,7 @@ template <class Visit>
 void Product::each_tile_of(const RowRange& block, const Rows& x, const Rows& weight, const Panels& panels,
                            const char* next, Beside* beside, const Visit& visit) const {
     const int64_t rows = block.last - block.first;
+    if (panels.first == panels.last) return;
     const RowValues own(values_, rows, {x.data + block.first * x.row_bytes, x.row_bytes}, heads_ * words_);
     const int64_t head_bytes = words_ * sizeof(uint32_t) * (values_ == nullptr ? 1 : kValueWords);
     const int64_t most = direct(rows) ? direct_rows_ : tile_rows_, tiles = (rows + most - 1) / most;
