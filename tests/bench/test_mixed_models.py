@@ -52,7 +52,8 @@ def test_the_ideal_of_latents_and_states_by_hand():
         ),
     ],
 )
-def test_peers_get_room_for_keys_values_latents_and_states(tmp_path, config, bytes_of_two_rows):
+def test_peers_get_room_for_keys_values_latents_and_states(tmp_path, monkeypatch, config, bytes_of_two_rows):
+    monkeypatch.setattr(peer_runner, "DTYPE", "bfloat16")
     common = {"num_hidden_layers": 4, "hidden_size": 2048, "num_attention_heads": 16}
     (tmp_path / "config.json").write_text(json.dumps({**common, **config}))
     found = peer_runner.kv_gibibytes(str(tmp_path), [10**6 - 100] * 2, 100)
