@@ -103,9 +103,10 @@ def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
     read = read_rate(cpus, passes=2 * _PASSES)
     body: dict[int, float] = {}
     head: dict[int, float] = {}
-    dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
-    packed = by_packed_weights if multiplies_bfloat16() else partial(by_packed_weights, bits=BFLOAT16)
-    makes: list[MakeGemm] = [plain, by_onednn, *([packed] if offers_packed_weights() else [])]
+    dtype, bits = (torch.bfloat16, None) if multiplies_bfloat16() else (torch.float32, BFLOAT16)
+    makes: list[MakeGemm] = [plain, by_onednn]
+    if offers_packed_weights():
+        makes.append(partial(by_packed_weights, bits=bits))
     with torch.inference_mode():
         weights = [torch.randn(n, k).to(dtype) for _ in range(shape.layers) for k, n in shape.linears]
         weights.append(torch.randn(shape.vocabulary, shape.hidden).to(dtype))

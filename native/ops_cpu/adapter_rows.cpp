@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "row_memory.h"
+
 namespace hpcdecode::ops {
 
 AdapterRows::AdapterRows(const Rows& adapters, int64_t first, int64_t last, int64_t count) {
@@ -31,11 +33,10 @@ Rows AdapterRows::gathered(const AdapterRun& run, const Rows& x, int64_t bytes, 
     bool even = true;
     for (int64_t i = 1; i < run.count && even; ++i) even = rows[i] - rows[i - 1] == step;
     if (even) return {x.data + rows[0] * x.row_bytes, step * x.row_bytes};
-    const int64_t apart = ((bytes + kLine - 1) / kLine | 1) * kLine;  // rows of a tile fall into different sets
-    if (static_cast<int64_t>(memory.size()) < run.count * apart) memory.resize(run.count * apart);
+    const Rows made = rows_in(memory, run.count, bytes);
     for (int64_t i = 0; i < run.count; ++i)
-        std::memcpy(memory.data() + i * apart, x.data + rows[i] * x.row_bytes, bytes);
-    return {memory.data(), apart};
+        std::memcpy(made.data + i * made.row_bytes, x.data + rows[i] * x.row_bytes, bytes);
+    return made;
 }
 
 }  // namespace hpcdecode::ops

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "kernel_api.h"
+#include "row_memory.h"
 #include "team.h"
 
 namespace hpcdecode::ops {
@@ -127,8 +128,7 @@ std::vector<Argmax::Candidate> Argmax::candidates(std::vector<Member>& members, 
 // Goes through panels in order, so that the first of equal outputs is found.
 void Argmax::compare(const Call& call, Member& me, const Candidate* begin, const Candidate* end) const {
     const int64_t x_bytes = words_ * static_cast<int64_t>(sizeof(uint32_t));
-    const int64_t apart =
-        ((x_bytes + kLine - 1) / kLine | 1) * kLine;  // an odd number of cache lines, so that rows share no cache sets
+    const int64_t apart = row_distance(x_bytes);
     const int64_t out_bytes = kPanel * kBytes[static_cast<int>(out_)];
     const int most = exact_.tile_rows();
     std::vector<char> rows(most * apart);

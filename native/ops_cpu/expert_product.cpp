@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "row_memory.h"
 #include "team.h"
 
 namespace hpcdecode::ops {
@@ -13,15 +14,6 @@ namespace {
 
 constexpr int64_t kMostRows = 8 * kTileRows;  // of a unit, so that they stay in a core's cache
 constexpr int64_t kUnitsPerThread = 8;        // at least, where there are panels enough, so that threads end together
-
-// Memory of the calling thread for rows, an odd number of cache lines apart: those of a tile fall into different sets.
-Rows row_memory(int64_t rows, int64_t bytes) {
-    static thread_local std::vector<char> memory;
-    const int64_t apart = ((bytes + kLine - 1) / kLine | 1) * kLine;
-    const size_t needed = rows * apart + kLine;
-    if (memory.size() < needed) memory.resize(needed);
-    return {memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & (kLine - 1)), apart};
-}
 
 }  // namespace
 
@@ -126,7 +118,8 @@ int64_t ExpertProduct::run(const ExpertRows& rows, const char* weight, int membe
 // Returns a unit's rows of x side by side.
 Rows ExpertProduct::Call::gathered(const Unit& unit) const {
     const int64_t bytes = product.product_.x_bytes(), choices = product.choices_;
-    const Rows made = row_memory(unit.count, bytes);
+    static thread_local std::vector<char> memory;
+    const Rows made = rows_in(memory, unit.count, bytes);
     for (int64_t i = 0; i < unit.count; ++i) {
         const int64_t r = sorted.order[unit.first + i], inside = product.shared_ ? 0 : r % choices * bytes;
         std::memcpy(made.data + i * made.row_bytes, rows.x.data + r / choices * rows.x.row_bytes + inside, bytes);

@@ -8,7 +8,6 @@
 namespace hpcdecode::ops {
 
 using Kernel = void (*)(const Step&, float* scratch);
-using TileKernel = void (*)(const Tile&, int rows);
 // Multiplies a function of the first half of every row of a panel's results [rows, kPanel] by the second half.
 using GateKernel = void (*)(int64_t rows, const char* results, char* out, int64_t out_bytes);
 
@@ -36,13 +35,6 @@ struct Products {
 
 constexpr int kFloors = 3;
 constexpr int kLeastRun = 16, kMostRuns = 16;  // of a rotation: numbers of a run, and runs
-
-// Tiles that expand weights as they take them.
-struct DirectTiles {
-    TileKernel tile = nullptr;
-    int rows = 0;         // of a tile, at most
-    bool always = false;  // whether such tiles serve more rows, too; else `expand` makes plain panels for these
-};
 
 // Of a form of weights, but `plain`.
 using ExpandKernel = void (*)(const char* panel, int64_t inputs, uint32_t* out);

@@ -63,10 +63,8 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
       out_size_(kBytes[static_cast<int>(out)]),
       columns_(gate ? kPanel / 2 : kPanel),
       tile_rows_(kernels_for(isa).products.rows[static_cast<int>(in)]),
-      direct_rows_(direct_of(in, out, isa, form).rows),
-      always_direct_(direct_of(in, out, isa, form).always),
       tiles_(tiles_of(in, out, isa)),
-      direct_(direct_of(in, out, isa, form).tile),
+      direct_(direct_of(in, out, isa, form)),
       values_(kernels_for(isa).products.values[static_cast<int>(in)]),
       expand_(expand_of(in, isa, form)),
       inputs_(words * static_cast<int64_t>(sizeof(uint32_t)) / kBytes[static_cast<int>(in)]),
@@ -92,8 +90,7 @@ const char* Product::panel(const Rows& weight, int member, int members) const {
 }
 
 int64_t Product::blocks(int64_t rows) const {
-    const int64_t row_bytes = x_bytes() * (values_ == nullptr ? 1 : kValueWords);
-    const int64_t most = std::max<int64_t>(kBlockBytes / row_bytes / tile_rows_ * tile_rows_, kMostTileRows);
+    const int64_t most = std::max<int64_t>(kBlockBytes / value_bytes() / tile_rows_ * tile_rows_, kMostTileRows);
     return (rows + most - 1) / most;
 }
 

@@ -41,6 +41,15 @@ struct Tile {
     bool in_few_bits = false;  // the panel is in the weight's form, to be expanded in registers
 };
 
+using TileKernel = void (*)(const Tile&, int rows);
+
+// Tiles that expand weights in few bits as they take them.
+struct DirectTiles {
+    TileKernel tile = nullptr;
+    int rows = 0;         // of a tile, at most
+    bool always = false;  // whether such tiles serve more rows, too; else these take plain panels
+};
+
 // Some of a weight's panels.
 struct Panels {
     int64_t first, last;
@@ -92,7 +101,7 @@ class Product {
                    Beside* beside, const Visit& visit) const;
 
     // Computes a tile, without or with the gate.
-    void compute(const Tile& tile, int rows) const { (tile.in_few_bits ? direct_ : tiles_)(tile, rows); }
+    void compute(const Tile& tile, int rows) const { (tile.in_few_bits ? direct_.tile : tiles_)(tile, rows); }
     void multiply(Tile& tile, int rows) const;
 
     // Returns the panels of one of `members` threads.
@@ -121,6 +130,7 @@ class Product {
     // Returns the bytes of all panels, of a row of `x` of one head, and of a row of `out`.
     int64_t weight_bytes() const { return panels() * panel_words_ * sizeof(uint32_t); }
     int64_t x_bytes() const { return words_ * sizeof(uint32_t); }
+    int64_t value_bytes() const { return x_bytes() * (values_ == nullptr ? 1 : kValueWords); }  // as tiles take it
     int64_t out_bytes() const { return heads_ * outputs_ * columns_ / kPanel * out_size_; }
 
     // Returns where the results of a panel begin in a row of `out`, and their bytes.
@@ -130,7 +140,7 @@ class Product {
     int64_t bytes(int64_t panel) const { return (gate_ != nullptr ? columns_ : columns(panel)) * out_size_; }
 
   private:
-    bool direct(int64_t rows) const { return direct_ != nullptr && (always_direct_ || rows <= direct_rows_); }
+    bool direct(int64_t rows) const { return direct_.tile != nullptr && (direct_.always || rows <= direct_.rows); }
     int64_t blocks(int64_t rows) const;
     const uint32_t* expanded(const uint32_t* panel) const;
     template <class Visit>
@@ -139,10 +149,9 @@ class Product {
 
     int64_t words_, outputs_, heads_, head_panels_, panel_words_;  // outputs_, head_panels_: of a head
     int64_t out_size_, columns_;                                   // columns_: of `out`, of a panel
-    int tile_rows_, direct_rows_;                                  // of a tile, at most
-    bool always_direct_;
-    void (*tiles_)(const Tile&, int rows);
-    void (*direct_)(const Tile&, int rows);                             // tiles of weights in few bits, or null
+    int tile_rows_;                                                // of a tile, at most
+    TileKernel tiles_;
+    DirectTiles direct_;                                                // without a tile for plain weights
     ValuesKernel values_;                                               // or null: tiles take x as it is
     void (*expand_)(const char* panel, int64_t inputs, uint32_t* out);  // or null: the weights are plain
     int64_t inputs_;
@@ -169,8 +178,7 @@ void Product::each_tile_of(const RowRange& block, const Rows& x, const Rows& wei
     const int64_t rows = block.last - block.first;
     if (panels.first == panels.last) return;
     const RowValues own(values_, rows, {x.data + block.first * x.row_bytes, x.row_bytes}, heads_ * words_);
-    const int64_t head_bytes = words_ * sizeof(uint32_t) * (values_ == nullptr ? 1 : kValueWords);
-    const int64_t most = direct(rows) ? direct_rows_ : tile_rows_, tiles = (rows + most - 1) / most;
+    const int64_t most = direct(rows) ? direct_.rows : tile_rows_, tiles = (rows + most - 1) / most;
     const int64_t panel_bytes = panel_words_ * sizeof(uint32_t);
     const int64_t ahead = std::min(words_ * kLine * (tiles == 1 ? 2 : 1), panel_bytes);  // bytes that a tile fetches
     for (int64_t p = panels.first; p < panels.last; ++p) {
@@ -180,7 +188,7 @@ void Product::each_tile_of(const RowRange& block, const Rows& x, const Rows& wei
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = block.first + share(rows, t, tiles), end = block.first + share(rows, t + 1, tiles);
             const char* from_row =
-                own.rows().data + (row - block.first) * own.rows().row_bytes + p / head_panels_ * head_bytes;
+                own.rows().data + (row - block.first) * own.rows().row_bytes + p / head_panels_ * value_bytes();
             Tile tile{from_row, own.rows().row_bytes, shown, words_, nullptr, 0, columns(p), {}, direct(rows)};
             if (following != nullptr && (t + 1) * ahead <= panel_bytes) {
                 tile.next = {following + t * ahead, following + (t + 1) * ahead};

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "row_memory.h"
+
 namespace hpcdecode::ops {
 namespace {
 
@@ -15,12 +17,8 @@ RowValues::RowValues(ValuesKernel kernel, int64_t rows, const Rows& x, int64_t w
         memory_ = std::move(spare.back());
         spare.pop_back();
     }
-    const int64_t lines = (kValueWords * words * static_cast<int64_t>(sizeof(uint32_t)) + kLine - 1) / kLine;
-    const int64_t apart = (lines | 1) * kLine;  // an odd number of cache lines, so that rows share no cache sets
-    const auto needed = static_cast<size_t>(rows * apart + kLine);
-    if (memory_.size() < needed) memory_.resize(needed);
-    rows_ = {memory_.data() + (-reinterpret_cast<uintptr_t>(memory_.data()) & (kLine - 1)), apart};
-    for (int64_t r = 0; r < rows; ++r) kernel(words, x.data + r * x.row_bytes, rows_.data + r * apart);
+    rows_ = rows_in(memory_, rows, kValueWords * words * static_cast<int64_t>(sizeof(uint32_t)));
+    for (int64_t r = 0; r < rows; ++r) kernel(words, x.data + r * x.row_bytes, rows_.data + r * rows_.row_bytes);
 }
 
 RowValues::~RowValues() {

@@ -173,8 +173,11 @@ void blocked_tile(const Tile& t, int rows) {
         const int64_t words = std::min(most, all - first);
         const auto values = values_from<typename Unit::Value>(t, first * Unit::kParts);
         const uint32_t* const from = t.panel + (Unit::kHeads + first) * kPanel;
-        if (few) add_groups<Unit, InWords<Unit>, kAllVectors, kFewRows>(rows, values, from, words, sums, next);
-        for (int column = 0; column < kPanel && !few; column += kVectors * kWidth) {
+        if (few) {
+            add_groups<Unit, InWords<Unit>, kAllVectors, kFewRows>(rows, values, from, words, sums, next);
+            continue;
+        }
+        for (int column = 0; column < kPanel; column += kVectors * kWidth) {
             if (written) {
                 write_factors<Unit>(from + column, words, factors);
                 add_groups<Unit, Written<Unit>>(rows, values, factors, words * Unit::kParts, sums + column, next);

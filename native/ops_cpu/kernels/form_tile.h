@@ -1,4 +1,4 @@
-// The tiles of a GEMM over weights in few bits, for AVX2: half a panel's weights of some inputs are expanded to
+// The tiles of a GEMM over weights in few bits in the compiler's vectors: the weights of some inputs are expanded to
 // factors, which stay in the first cache for all rows.
 #pragma once
 #include <type_traits>
@@ -37,14 +37,16 @@ void form_tile(const Tile& t, int rows) {
     for (int64_t first = 0; first < inputs; first += most) {
         const int64_t count = std::min(most, inputs - first);
         const auto values = values_from<typename Unit::Value>(t, first);
-        for (int h = 0; h < 2 && !whole; ++h) {
+        if (whole) {
+            for (int h = 0; h < 2; ++h)
+                write_factors_of<Form, Out, kPanel>(half(h), inputs, first, count, factors + h * kHalf);
+            add_groups<Unit, Written<Unit, kPanel>, kAllVectors, kFewRows>(rows, values, written, count, sums, next);
+            continue;
+        }
+        for (int h = 0; h < 2; ++h) {
             write_factors_of<Form, Out, kHalf>(half(h), inputs, first, count, factors);
             add_groups<Unit, Written<Unit, kHalf>>(rows, values, written, count, sums + h * kHalf, next);
         }
-        if (!whole) continue;
-        for (int h = 0; h < 2; ++h)
-            write_factors_of<Form, Out, kPanel>(half(h), inputs, first, count, factors + h * kHalf);
-        add_groups<Unit, Written<Unit, kPanel>, kAllVectors, kFewRows>(rows, values, written, count, sums, next);
     }
     store_sums<Out>(t, rows, sums);
 }

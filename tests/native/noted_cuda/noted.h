@@ -2,7 +2,6 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
-#include <initializer_list>
 #include <map>
 #include <string>
 #include <vector>
