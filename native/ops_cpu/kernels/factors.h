@@ -12,17 +12,31 @@ constexpr int kEight = 8;  // outputs of a vector; half a panel has two
 // Scales and starts of half a panel: a weight is code * scale + start.
 struct Affine {
     __m256 scale[2], start[2];
-
-    static Affine of(const Affine16& by) {
-        return {{_mm256_loadu_ps(by.scale), _mm256_loadu_ps(by.scale + kEight)},
-                {_mm256_loadu_ps(by.start), _mm256_loadu_ps(by.start + kEight)}};
-    }
 };
 
 inline __m256i ints_at(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
 inline __m256 halves_at(const char* p, int64_t i) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 2 * i)));
+}
+
+inline __m128i eight_at(const char* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
+
+// Returns -(a * b).
+inline __m256 negative(__m256 a, __m256 b) { return _mm256_sub_ps(_mm256_set1_ps(-0.0f), _mm256_mul_ps(a, b)); }
+
+// Scales of two levels; products of theirs are exact.
+template <class Layout>
+Affine levels(const char* scales, int64_t input) {
+    scales = scales_of<Layout>(scales, input);
+    const char* own = scales + 4 * kHalf + input % Layout::kGroup / kBlockInputs * 2 * kHalf;
+    const auto whole = [](const char* p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight_at(p))); };
+    Affine by;
+    for (int upper = 0; upper < 2; ++upper) {
+        by.scale[upper] = _mm256_mul_ps(halves_at(scales, upper * kEight), whole(own + upper * kEight));
+        by.start[upper] = negative(halves_at(scales, kHalf + upper * kEight), whole(own + kHalf + upper * kEight));
+    }
+    return by;
 }
 
 // Stores factors, rounded to bfloat16 or as they are.
@@ -82,8 +96,7 @@ struct Int4Factors : Int4Layout {
         Affine by;
         for (int upper = 0; upper < 2; ++upper) {
             by.scale[upper] = halves_at(scales, upper * kEight);
-            const __m256 zero = halves_at(scales, kHalf + upper * kEight);
-            by.start[upper] = _mm256_sub_ps(_mm256_set1_ps(-0.0f), _mm256_mul_ps(by.scale[upper], zero));
+            by.start[upper] = negative(by.scale[upper], halves_at(scales, kHalf + upper * kEight));
         }
         put_nibbles<round, stride>(by, codes, to);
     }
@@ -111,14 +124,14 @@ struct Q80Factors : Q80Layout {
 struct Q4KFactors : Q4KLayout {
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        put_nibbles<round, stride>(Affine::of(of_levels<Q4KLayout>(scales, input)), codes, to);
+        put_nibbles<round, stride>(levels<Q4KLayout>(scales, input), codes, to);
     }
 };
 
 struct Q5KFactors : Q5KLayout {
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = Affine::of(of_levels<Q5KLayout>(scales, input));
+        const Affine by = levels<Q5KLayout>(scales, input);
         put_bytes<round, stride>(by, by, codes, to);
     }
 };
@@ -126,9 +139,16 @@ struct Q5KFactors : Q5KLayout {
 struct Q6KFactors : Q6KLayout {
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        Affine16 by[2];
-        q6_k_scales(scales, input, by);
-        put_bytes<round, stride>(Affine::of(by[0]), Affine::of(by[1]), codes, to);
+        scales = scales_of<Q6KLayout>(scales, input);
+        const char* own = scales + 2 * kHalf + input % kGroup / kHalf * kHalf;
+        Affine by[2];
+        for (int group = 0; group < 2; ++group)
+            for (int upper = 0; upper < 2; ++upper) {
+                const __m256i whole = _mm256_cvtepi8_epi32(eight_at(own + group * kHalf + upper * kEight));
+                by[group].scale[upper] = _mm256_mul_ps(halves_at(scales, upper * kEight), _mm256_cvtepi32_ps(whole));
+                by[group].start[upper] = _mm256_setzero_ps();
+            }
+        put_bytes<round, stride>(by[0], by[1], codes, to);
     }
 };
 
@@ -136,10 +156,10 @@ struct Mxfp4Factors : Mxfp4Layout {
     template <bool, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {  // bfloat16 holds them exactly
         scales = scales_of<Mxfp4Layout>(scales, input);
-        const __m256 magnitudes = _mm256_loadu_ps(kE2m1);
+        const __m256 magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
         const __m256i sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
         for (int upper = 0; upper < 2; ++upper) {
-            const __m128i exponents = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + upper * kEight));
+            const __m128i exponents = eight_at(scales + upper * kEight);
             const __m256 scale = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(exponents), 23));
             for (int words = 0; words < 4; ++words) {
                 const __m256i of = ints_at(codes + words * 64 + upper * 32);
