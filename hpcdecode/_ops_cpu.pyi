@@ -181,6 +181,7 @@ class Product:
         heads: int = 1,
         update: Product | None = None,
         adapters: int = 0,
+        rounded: bool = False,
     ) -> None:
         """Describe a GEMM.
 
@@ -197,6 +198,7 @@ class Product:
                 outputs are of one head.
             update: GEMM of h to the same outputs, by which adapters update them before the gate (LoRA), or None.
             adapters: Number of adapters.
+            rounded: Round rows of x to int8, with a scale for 32 inputs.
 
         Raises:
             ValueError: If the instruction set lacks these types, outputs with a gate is no multiple of 32, or the
@@ -204,7 +206,9 @@ class Product:
         """
 
     @staticmethod
-    def offered(x: Type, y: Type, isa: str, gate: Op | None = None, form: WeightForm = WeightForm.plain) -> bool:
+    def offered(
+        x: Type, y: Type, isa: str, gate: Op | None = None, form: WeightForm = WeightForm.plain, rounded: bool = False
+    ) -> bool:
         """Return True if the instruction set has GEMMs of these types and weights of this form."""
 
 class AdapterProduct:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +12,7 @@ from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES, Wishes
 from hpcdecode.requests.adapters import adapters_problem
 from hpcdecode.requests.output_parser import REASONING_PARSERS, TOOL_CALL_PARSERS
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.shard import Shard
 from hpcdecode.system.swap_tiers import TierSpec
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ ADMISSIONS = ("reserve", "optimistic")
 EXCHANGES = ("auto", "collective", "messages")
 QUANTISED = ("int8", "int4", "mxfp4", "fp8")
 WEIGHTS = ("auto", *DTYPES, *QUANTISED)
+ACTIVATIONS = ("auto", "int8")
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4", "int4")
 _CHOICES = {
     "reasoning_parser": REASONING_PARSERS,
     "tool_call_parser": TOOL_CALL_PARSERS,
     "dtype": DTYPES,
     "weights": WEIGHTS,
+    "activations": ACTIVATIONS,
     "kv_dtype": KV_DTYPES,
     "mamba_ssm_cache_dtype": STATE_DTYPES,
     "device": DEVICES,
@@ -60,6 +62,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         adapters: Directories of PEFT adapters that rows choose, by name; rows that choose none have the model alone.
         dtype: Data type of weights and activations.
         weights: Form of the projections' weights: `auto`, as None, for that of the checkpoint, or `dtype`.
+        activations: `int8`, as which GEMMs by weights of 4 bits take them, or `auto`, as None, for `dtype`.
         kv_dtype: Data type of the KV cache.
         mamba_ssm_cache_dtype: Data type of recurrent states, of all kinds of layers; None for float32.
         device: Device of the S-ranks; None for `cuda` where they see a GPU.
@@ -100,6 +103,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     adapters: dict[str, str] = {}
     dtype: str | None = None
     weights: str | None = None
+    activations: str | None = None
     kv_dtype: str | None = None
     mamba_ssm_cache_dtype: str | None = None
     device: str | None = None
@@ -191,33 +195,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 expected = f"in [1, {most}]" if most else ">= 1"
                 flag = f"--{name.replace('_', '-')}"
                 raise UserError(f"{flag}: expected an integer {expected}, got {value}", everywhere=True)
-
-
-class Shard(msgspec.Struct, frozen=True):
-    """One of several jobs that share the rows of their prompt files.
-
-    Attributes:
-        index: Remainder of the shard's lines, modulo `count`.
-        count: Number of shards.
-    """
-
-    index: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return the shard that a text such as `0/4` names, or raise ValueError."""
-        match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-        if not match or not int(match[1]) < int(match[2]):
-            raise ValueError(f"expected I/N with 0 <= I < N, such as 0/4, got {text!r}")
-        return cls(int(match[1]), int(match[2]))
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
-    def holds(self, line: int) -> bool:
-        """Return whether the shard has the row of a line."""
-        return line % self.count == self.index
 
 
 class Job(EngineOptions, frozen=True, kw_only=True):

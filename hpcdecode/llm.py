@@ -44,6 +44,7 @@ class LLM:
         dtype: Data type of weights and activations; None or "auto" chooses.
         weights: What the projections' weights are in memory: `dtype`, int8, int4, mxfp4 or fp8; None or "auto" for what
             the checkpoint has, if that changes no result, else `dtype`.
+        activations: int8 to round what GEMMs by weights of 4 bits take; None or "auto" for `dtype`.
         kv_dtype: Data type of the KV cache; None or "auto" for `dtype`.
         mamba_ssm_cache_dtype: Data type of recurrent states: float32 or bfloat16; None or "auto" for float32.
         device: Device of the slices; None or "auto" for `cuda` if there is a GPU.
@@ -68,6 +69,7 @@ class LLM:
         lora: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]] | None = None,
         dtype: str | None = None,
         weights: str | None = None,
+        activations: str | None = None,
         kv_dtype: str | None = None,
         mamba_ssm_cache_dtype: str | None = None,
         device: str | None = None,
@@ -87,6 +89,7 @@ class LLM:
             adapters={name: os.fspath(folder) for name, folder in lora.items()} if isinstance(lora, Mapping) else {},
             dtype=None if dtype == "auto" else dtype,
             weights=None if weights == "auto" else weights,
+            activations=None if activations == "auto" else activations,
             kv_dtype=None if kv_dtype == "auto" else kv_dtype,
             mamba_ssm_cache_dtype=None if mamba_ssm_cache_dtype == "auto" else mamba_ssm_cache_dtype,
             device=None if device == "auto" else device,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hpcdecode.cli.default_output import default_output
-from hpcdecode.config import Job, Shard
+from hpcdecode.config import Job
 from hpcdecode.errors import UserError
+from hpcdecode.requests.shard import Shard
 from hpcdecode.system.model_path import demo_directory, find_model
 
 

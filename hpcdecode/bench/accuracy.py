@@ -24,7 +24,7 @@ from hpcdecode.attention.open import open_layers
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.bench.output import Case, Report
-from hpcdecode.config import DTYPES, QUANTISED
+from hpcdecode.config import ACTIVATIONS, DTYPES, QUANTISED
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import UserError
 from hpcdecode.model import SplitModel, load_split
@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-dtype", nargs="+", default=list(KV_DTYPES[1:]), choices=KV_DTYPES)
     help = "(default: int8, where this CPU has its products)"
     parser.add_argument("--weights", nargs="*", choices=QUANTISED, help=help)
+    parser.add_argument("--activations", choices=ACTIVATIONS, default="auto", help="for these weights (%(default)s)")
     parser.add_argument("--stretches", type=int, default=16, help="taken evenly from the text (%(default)s)")
     parser.add_argument("--tokens", type=int, default=512, help="of each stretch (%(default)s)")
 
@@ -87,7 +88,9 @@ def run(args: argparse.Namespace) -> Report:
         raise UserError(f"--tokens {args.tokens}: the model has {model.max_positions} positions; give at most that")
     ways = {name: Way(model, _kv_cache(model, name, args.tokens)) for name in (EXACT, *args.kv_dtype)}
     for weights in (["int8"] if quantize.exact() else []) if args.weights is None else args.weights:
-        ways[f"{weights} weights"] = Way(load_split(path, dtype=args.dtype, quantised=weights), ways[EXACT].kv_cache)
+        by_int8 = args.activations == "int8"
+        own = load_split(path, dtype=args.dtype, quantised=weights, int8_activations=by_int8)
+        ways[f"{weights} weights" + " by int8" * by_int8] = Way(own, ways[EXACT].kv_cache)
     losses = measure(ways, text)
     exact = losses.pop(EXACT)
     return {

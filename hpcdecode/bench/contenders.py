@@ -69,12 +69,14 @@ class Site:
         model: A name in SHAPES or MIXED, or the directory of a Llama.
         prefix: Put before every command.
         weights: Data type of the weights; None for bfloat16.
+        activations: hpcdecode's --activations, or None.
     """
 
     work: Path
     model: str
     prefix: Sequence[str] = ()
     weights: str | None = None
+    activations: str | None = None
 
     @property
     def shape(self) -> Shape:
@@ -164,6 +166,7 @@ class Hpcdecode:
         dtype = "bfloat16" if multiplies_bfloat16() else "float32"  # as peers (peer_runner.py), and by default
         size = ["--dtype", dtype, "--max-tokens", str(workload.new), "--ignore-eos", *self.flags]
         size += ["--weights", site.weights] if site.weights else []
+        size += ["--activations", site.activations] if site.activations else []
         site.call("hpcdecode", [*line, *size, "-o", str(out), "--overwrite"])
         with h5py.File(out) as file:
             figures, versions = json.loads(file.attrs["summary"]), json.loads(file.attrs["versions"])

@@ -84,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("int8", "int4"),
         help="of all contenders, llama.cpp's Q8_0 or Q4_K_M; the ideal stays that of bfloat16 (bfloat16)",
     )
+    add("--activations", choices=("int8",), help="of hpcdecode; peers round activations by int4 weights in any case")
     add("--startup", action="store_true", help="also measure the start-up, cold and warm")
     add(
         "--model",
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> Report:
     if args.model not in MIXED:
         shape_of(args.model)  # raises UserError before anything is made
     args.work.mkdir(parents=True, exist_ok=True)
-    site = Site(args.work.resolve(), args.model, args.prefix, args.weights)
+    site = Site(args.work.resolve(), args.model, args.prefix, args.weights, args.activations)
     contenders = [Hpcdecode(site, n) for n in args.ranks] + [Peer.parse(site, text) for text in args.peer]
     for contender in contenders:
         contender.prepare()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from glob import has_magic
 from pathlib import Path
 
-from hpcdecode.config import STDIN, Shard
+from hpcdecode.config import STDIN
 from hpcdecode.errors import UserError
+from hpcdecode.requests.shard import Shard
 
 
 def default_output(prompts: Sequence[str], shard: Shard | None = None) -> str:

@@ -13,9 +13,10 @@ from hpcdecode.cli.arguments import add_verbosity, parsed
 from hpcdecode.cli.parser_flags import add_parsers
 from hpcdecode.cli.sampling_flags import add_given_tokens, add_sampling
 from hpcdecode.cli.size_flags import add_faults, add_model, add_size
-from hpcdecode.config import Job, Shard
+from hpcdecode.config import Job
 from hpcdecode.data.prompts.kept import parse_names
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.shard import Shard
 from hpcdecode.system.signals import END_TIME
 
 if TYPE_CHECKING:

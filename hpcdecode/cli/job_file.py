@@ -14,11 +14,12 @@ from hpcdecode.cli.arguments import parse_dtype
 from hpcdecode.cli.generate_flags import text_or_file
 from hpcdecode.cli.parser import near
 from hpcdecode.cli.sampling_flags import parse_generation_config
-from hpcdecode.config import KV_DTYPES, STDIN, Job, Shard
+from hpcdecode.config import KV_DTYPES, STDIN, Job
 from hpcdecode.data.prompts.kept import parse_names
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.requests.field_types import typed
 from hpcdecode.requests.params import sampling_kinds
+from hpcdecode.requests.shard import Shard
 from hpcdecode.system.model_path import DEMO, read_toml
 from hpcdecode.system.sizes import parse_bytes
 

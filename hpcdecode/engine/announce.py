@@ -27,6 +27,7 @@ def announce(engine: Engine, scales: Sequence[Scale], stages: Stages) -> None:
     """Log the topology, the values that were given or chosen, and the time of the start."""
     setup = engine.setup
     weights = f" with {engine.options.weights} weights" if engine.options.weights in QUANTISED else ""
+    weights += " by int8 activations" if engine.options.activations == "int8" else ""
     logger.info(text.topology(engine.team.ranks))
     logger.info(f"layout: {engine.team.layout}")
     if engine.team.ranks[engine.team.s_ranks[0]].parts > 1:

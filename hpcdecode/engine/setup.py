@@ -170,6 +170,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             memory=memory,
             part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank, options.ep),
             indexers=runs_indexers(options, team),
+            int8_activations=options.activations == "int8",
         )
         check_kv_dtype(options.kv_dtype, loaded.attends)
         partition_of(options, team.pool).check(loaded.attends)

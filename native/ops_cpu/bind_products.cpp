@@ -82,13 +82,14 @@ void bind_products(nb::module_& m) {
         .def(
             "__init__",
             [](Product* p, Type x, Type y, int64_t words, int64_t outputs, const std::string& isa,
-               std::optional<Op> gate, WeightForm form, int64_t heads, const Product* update, int64_t adapters) {
+               std::optional<Op> gate, WeightForm form, bool rounded, int64_t heads, const Product* update,
+               int64_t adapters) {
                 auto own = update == nullptr ? nullptr : std::make_shared<const Product>(*update);
-                new (p) Product(x, y, words, outputs, isa, gate, form, heads, std::move(own), adapters);
+                new (p) Product(x, y, words, outputs, isa, gate, {form, rounded}, heads, std::move(own), adapters);
             },
             nb::arg("x"), nb::arg("y"), nb::arg("words"), nb::arg("outputs"), nb::arg("isa"),
-            nb::arg("gate") = nb::none(), nb::arg("form") = WeightForm::plain, nb::arg("heads") = 1,
-            nb::arg("update").none() = nb::none(), nb::arg("adapters") = 0,
+            nb::arg("gate") = nb::none(), nb::arg("form") = WeightForm::plain, nb::arg("rounded") = false,
+            nb::arg("heads") = 1, nb::arg("update").none() = nb::none(), nb::arg("adapters") = 0,
             R"(Describe a GEMM.
 
 Args:
@@ -100,6 +101,7 @@ Args:
     gate: silu or gelu_tanh, or None. With a gate y has half as many outputs: of each group of 32 outputs,
         the gate of the first half times the second half.
     form: Form of the weights. But for plain, the inputs must be a multiple of 32.
+    rounded: Round rows of x to int8, with a scale for 32 inputs.
     heads: With several, a row of x has `words` of each head, and a row of y `outputs` of each. Groups of 32
         outputs are of one head.
     update: GEMM of h to the same outputs, by which adapters update them before the gate (LoRA), or None.
@@ -108,9 +110,14 @@ Args:
 Raises:
     ValueError: If the instruction set lacks these types, outputs with a gate is no multiple of 32, or the
         update does not fit.)")
-        .def_static("offered", &Product::offered, nb::arg("x"), nb::arg("y"), nb::arg("isa"),
-                    nb::arg("gate") = nb::none(), nb::arg("form") = WeightForm::plain,
-                    "Return True if the instruction set has GEMMs of these types and weights of this form.");
+        .def_static(
+            "offered",
+            [](Type x, Type y, const std::string& isa, std::optional<Op> gate, WeightForm form, bool rounded) {
+                return Product::offered(x, y, isa, gate, {form, rounded});
+            },
+            nb::arg("x"), nb::arg("y"), nb::arg("isa"), nb::arg("gate") = nb::none(),
+            nb::arg("form") = WeightForm::plain, nb::arg("rounded") = false,
+            "Return True if the instruction set has GEMMs of these types and weights of this form.");
 
     nb::class_<AdapterProduct>(m, "AdapterProduct", R"(The GEMMs h = A x of adapters (LoRA), as a stage of a Chain.
 

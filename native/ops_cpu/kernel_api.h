@@ -36,11 +36,18 @@ struct Products {
 constexpr int kFloors = 3;
 constexpr int kLeastRun = 16, kMostRuns = 16;  // of a rotation: numbers of a run, and runs
 
+// By rows that are rounded to int8, or null, by type of x and of the results.
+struct RoundedKernels {
+    ValuesKernel values[2] = {};
+    TileKernel tile[2] = {};
+};
+
 // Of a form of weights, but `plain`.
 using ExpandKernel = void (*)(const char* panel, int64_t inputs, uint32_t* out);
 struct FormKernels {
     DirectTiles direct[2];          // by type of x and of the results
     ExpandKernel expand = nullptr;  // to a plain panel of bfloat16
+    RoundedKernels rounded = {};
 };
 
 struct KernelTable {

@@ -32,12 +32,27 @@ FormKernels kernels_of(Type in, const std::string& isa, WeightForm form) {
     return kernels_for(isa).forms[static_cast<int>(form)];
 }
 
-DirectTiles direct_of(Type in, Type out, const std::string& isa, WeightForm form) {
-    return in == out && is_float(in) ? kernels_of(in, isa, form).direct[static_cast<int>(in)] : DirectTiles{};
+DirectTiles direct_of(Type in, Type out, const std::string& isa, Form form) {
+    if (in != out || !is_float(in)) return {};
+    const FormKernels kernels = kernels_of(in, isa, form.weights);
+    if (!form.rounded) return kernels.direct[static_cast<int>(in)];
+    const TileKernel tile = kernels.rounded.tile[static_cast<int>(in)];
+    return {tile, kMostTileRows, tile != nullptr};
 }
 
-ExpandKernel expand_of(Type in, const std::string& isa, WeightForm form) {
-    return in == Type::bf16 ? kernels_of(in, isa, form).expand : nullptr;
+ExpandKernel expand_of(Type in, const std::string& isa, Form form) {
+    return in == Type::bf16 && !form.rounded ? kernels_of(in, isa, form.weights).expand : nullptr;
+}
+
+ValuesKernel values_of(Type in, const std::string& isa, Form form) {
+    if (form.rounded) return kernels_of(in, isa, form.weights).rounded.values[static_cast<int>(in)];
+    return kernels_for(isa).products.values[static_cast<int>(in)];
+}
+
+// Returns the bytes of a row as tiles take it.
+int64_t bytes_of_values(ValuesKernel values, int64_t x_bytes, int64_t inputs, bool rounded) {
+    if (rounded) return inputs / kBlockInputs * static_cast<int64_t>(sizeof(RoundedInputs));
+    return x_bytes * (values == nullptr ? 1 : kValueWords);
 }
 
 int64_t words_of_panel(Type in, int64_t words, WeightForm form) {
@@ -47,27 +62,28 @@ int64_t words_of_panel(Type in, int64_t words, WeightForm form) {
 
 }  // namespace
 
-bool Product::offered(Type in, Type out, const std::string& isa, std::optional<Op> gate, WeightForm form) {
+bool Product::offered(Type in, Type out, const std::string& isa, std::optional<Op> gate, Form form) {
     if (tiles_of(in, out, isa) == nullptr || (gate && gate_of(out, isa, gate) == nullptr)) return false;
-    if (form == WeightForm::plain || !is_float(in)) return form == WeightForm::plain;
+    if (form.weights == WeightForm::plain || !is_float(in)) return form.weights == WeightForm::plain && !form.rounded;
     return direct_of(in, out, isa, form).always || expand_of(in, isa, form) != nullptr;
 }
 
 Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate,
-                 WeightForm form, int64_t heads, std::shared_ptr<const Product> update, int64_t adapters)
+                 Form form, int64_t heads, std::shared_ptr<const Product> update, int64_t adapters)
     : words_(words),
       outputs_(outputs),
       heads_(heads),
       head_panels_((outputs + kPanel - 1) / kPanel),
-      panel_words_(words_of_panel(in, words, form)),
+      panel_words_(words_of_panel(in, words, form.weights)),
       out_size_(kBytes[static_cast<int>(out)]),
       columns_(gate ? kPanel / 2 : kPanel),
       tile_rows_(kernels_for(isa).products.rows[static_cast<int>(in)]),
       tiles_(tiles_of(in, out, isa)),
       direct_(direct_of(in, out, isa, form)),
-      values_(kernels_for(isa).products.values[static_cast<int>(in)]),
+      values_(values_of(in, isa, form)),
       expand_(expand_of(in, isa, form)),
       inputs_(words * static_cast<int64_t>(sizeof(uint32_t)) / kBytes[static_cast<int>(in)]),
+      value_bytes_(bytes_of_values(values_, x_bytes(), inputs_, form.rounded)),
       gate_(gate_of(out, isa, gate)),
       update_(std::move(update)),
       adapters_(adapters),
@@ -76,8 +92,8 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
     if (words < 1 || outputs < 1 || heads < 1)
         throw std::invalid_argument("product: expected words, outputs and heads");
     if (gate && heads > 1) throw std::invalid_argument("product: expected one head for a gate");
-    if (inputs_ % inputs_multiple(form) != 0)
-        throw std::invalid_argument("product: expected a multiple of " + std::to_string(inputs_multiple(form)) +
+    if (inputs_ % inputs_multiple(form.weights) != 0)
+        throw std::invalid_argument("product: expected a multiple of " + std::to_string(inputs_multiple(form.weights)) +
                                     " inputs for weights of this form");
     if (gate && outputs % kPanel != 0) throw std::invalid_argument("product: expected whole panels for a gate");
     if (update_ != nullptr && (adapters < 1 || heads > 1 || in == Type::i8 || update_->outputs_ != outputs ||

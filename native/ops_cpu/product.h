@@ -50,6 +50,14 @@ struct DirectTiles {
     bool always = false;  // whether such tiles serve more rows, too; else these take plain panels
 };
 
+// How a GEMM takes weights and rows.
+struct Form {
+    Form(WeightForm of_weights, bool rounded_rows = false) : weights(of_weights), rounded(rounded_rows) {}
+
+    WeightForm weights;
+    bool rounded;  // rows are rounded to int8, with a scale for 32 inputs (RoundedInputs)
+};
+
 // Some of a weight's panels.
 struct Panels {
     int64_t first, last;
@@ -71,19 +79,19 @@ class Product {
   public:
     // Describes the GEMM of x [tokens, 4 * words bytes of type `in`] to [tokens, outputs of type `out`].
     // gate: silu or gelu_tanh. It halves the outputs: the gate of a panel's first half times its second half.
-    // form: Of the weights. But for `plain`, inputs must be a multiple of kBlockInputs.
+    // form: But for `plain`, inputs must be a multiple of kBlockInputs.
     // heads: With several, each has `words` words of a row, and `outputs` of its own, whose panels follow on those of
     // the head before; its last panel may be partly filled.
     // update: The GEMM of h to the outputs, before a gate, by one of `adapters` adapters; or null.
     // Throws std::invalid_argument for types that are not `offered`, and if a gate would find the last panel partly
     // filled.
     Product(Type in, Type out, int64_t words, int64_t outputs, const std::string& isa, std::optional<Op> gate = {},
-            WeightForm form = WeightForm::plain, int64_t heads = 1, std::shared_ptr<const Product> update = nullptr,
+            Form form = WeightForm::plain, int64_t heads = 1, std::shared_ptr<const Product> update = nullptr,
             int64_t adapters = 0);
 
     // Returns whether the instruction set has GEMMs of these types.
     static bool offered(Type in, Type out, const std::string& isa, std::optional<Op> gate = {},
-                        WeightForm form = WeightForm::plain);
+                        Form form = WeightForm::plain);
 
     // Computes the panels of one of `members` threads for all rows.
     // next: First panel of a later GEMM, to prefetch, or null. beside: Work to take along, or null.
@@ -130,7 +138,7 @@ class Product {
     // Returns the bytes of all panels, of a row of `x` of one head, and of a row of `out`.
     int64_t weight_bytes() const { return panels() * panel_words_ * sizeof(uint32_t); }
     int64_t x_bytes() const { return words_ * sizeof(uint32_t); }
-    int64_t value_bytes() const { return x_bytes() * (values_ == nullptr ? 1 : kValueWords); }  // as tiles take it
+    int64_t value_bytes() const { return value_bytes_; }  // as tiles take it
     int64_t out_bytes() const { return heads_ * outputs_ * columns_ / kPanel * out_size_; }
 
     // Returns where the results of a panel begin in a row of `out`, and their bytes.
@@ -154,7 +162,7 @@ class Product {
     DirectTiles direct_;                                                // without a tile for plain weights
     ValuesKernel values_;                                               // or null: tiles take x as it is
     void (*expand_)(const char* panel, int64_t inputs, uint32_t* out);  // or null: the weights are plain
-    int64_t inputs_;
+    int64_t inputs_, value_bytes_;
     void (*gate_)(int64_t rows, const char* results, char* out, int64_t out_bytes);
     std::shared_ptr<const Product> update_;
     int64_t adapters_;
@@ -177,7 +185,8 @@ void Product::each_tile_of(const RowRange& block, const Rows& x, const Rows& wei
                            const char* next, Beside* beside, const Visit& visit) const {
     const int64_t rows = block.last - block.first;
     if (panels.first == panels.last) return;
-    const RowValues own(values_, rows, {x.data + block.first * x.row_bytes, x.row_bytes}, heads_ * words_);
+    const RowValues own(values_, rows, {x.data + block.first * x.row_bytes, x.row_bytes}, heads_ * words_,
+                        heads_ * value_bytes_);
     const int64_t most = direct(rows) ? direct_.rows : tile_rows_, tiles = (rows + most - 1) / most;
     const int64_t panel_bytes = panel_words_ * sizeof(uint32_t);
     const int64_t ahead = std::min(words_ * kLine * (tiles == 1 ? 2 : 1), panel_bytes);  // bytes that a tile fetches

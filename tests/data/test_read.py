@@ -10,13 +10,13 @@ import pyarrow.parquet
 import pytest
 
 import hpcdecode
-from hpcdecode.config import Shard
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.results.export import export
 from hpcdecode.data.results.join import join
 from hpcdecode.data.results.show import show
 from hpcdecode.data.results.writer import Result, ResultsWriter
 from hpcdecode.errors import UserError
+from hpcdecode.requests.shard import Shard
 
 IDENTITY = {"model": {"config.json": "7 bytes"}, "prompts": ["a"], "sampling": {"seed": 1}}
 

@@ -48,6 +48,7 @@ class Company:
         tp: ranks that share the weights, also for a row alone.
         adapters: directories of adapters that rows may choose, by name. Rows that have none run alone without any.
         weights: form of the projections' weights, None for `dtype`.
+        activations: `int8` to round them for GEMMs by weights of 4 bits.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class Company:
         tp: int = 1,
         adapters: dict[str, str] | None = None,
         weights: str | None = None,
+        activations: str | None = None,
     ):
-        self.folder, self.dtype, self.tp, self.weights = folder, dtype, tp, weights
+        self.folder, self.dtype, self.tp, self.weights, self.activations = folder, dtype, tp, weights, activations
         self.adapters = adapters or {}
         self.models = {name: find_model(path, {}) for name, path in models.items()}
         self._loaded: dict[tuple[str, bool], SplitModel] = {}  # by name, and whether it has adapters
@@ -197,6 +199,7 @@ class Company:
             params=SamplingParams(**flags),
             dtype=self.dtype,
             weights=self.weights,
+            activations=self.activations,
             kv_dtype=mix.get("kv_dtype"),
             score=mix.get("score", False),
             checkpoint_every=0.001,
@@ -231,7 +234,11 @@ class Company:
         if key not in self._loaded:
             adapters = self.adapters if key[1] else {}
             self._loaded[key] = load_split(
-                self.models[name], dtype=self.dtype, quantised=self.weights, adapters=adapters
+                self.models[name],
+                dtype=self.dtype,
+                quantised=self.weights,
+                adapters=adapters,
+                int8_activations=self.activations is not None,
             )
         return self._loaded[key]
 

@@ -2,7 +2,7 @@
 
 usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X] [--tp K]
        [--preempts X] [--tiers host|file|torn] [--rotates host|file] [--score] [--adapters] [--weights FORM]
-       [--kv-dtype DTYPE]
+       [--activations int8] [--kv-dtype DTYPE]
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     models = dict(option.split("=", 1) for option in [options.model])
     adapters = _adapters(folder, *models.values()) if options.adapters else {}
-    company = Company(folder, models, options.dtype, options.tp, adapters, options.weights)
+    company = Company(folder, models, options.dtype, options.tp, adapters, options.weights, options.activations)
     if WORLD.rank:
         return _follow(company)
     code, found = 0, []
@@ -152,6 +152,7 @@ def _options() -> argparse.Namespace:
     add("--tp", type=int, default=1, help="ranks that share the weights, in company and alone")
     add("--adapters", action="store_true", help="rows may choose one of four adapters, of a model with Llama's names")
     add("--weights", help="form of the projections' weights, in company and alone")
+    add("--activations", help="as which GEMMs by weights of 4 bits take them, in company and alone")
     add("--kv-dtype", help="of the KV cache, in company and alone")
     add("--tolerance", type=float, help="default: 0 where products do not depend on the rows beside them")
     add("--rows", type=int, default=12)

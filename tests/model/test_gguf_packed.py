@@ -43,8 +43,8 @@ def packed_bytes(model):
 
 def multiply(x, packed, outputs, bits):
     y = torch.empty(len(x), outputs, dtype=x.dtype)
-    kind, form = TYPES[x.dtype], ALL_FORMS[bits].native if bits else packed_weights.form_of(None)
-    work = Product(kind, kind, x.shape[1] * x.element_size() // 4, outputs, packed_weights.isa(), None, form)
+    kind, form = TYPES[x.dtype], packed_weights.form_of(bits)
+    work = Product(kind, kind, x.shape[1] * x.element_size() // 4, outputs, packed_weights.isa(), None, *form)
     strides = [x.stride(0) * x.element_size(), 0, y.stride(0) * y.element_size()]
     Chain([(work, [0, 1, 2])], 3, []).run(len(x), 2, [t.data_ptr() for t in (x, packed, y)], strides)
     return y

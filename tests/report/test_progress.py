@@ -13,11 +13,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hpcdecode.config import Shard
 from hpcdecode.data.prompts.total import RowTotal
 from hpcdecode.report import progress as module
 from hpcdecode.report.progress import Progress
 from hpcdecode.report.text import closing
+from hpcdecode.requests.shard import Shard
 
 
 @pytest.fixture

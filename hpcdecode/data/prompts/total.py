@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import h5py
 
-from hpcdecode.config import Shard
 from hpcdecode.data.prompts.arrow import count_arrow_rows
 from hpcdecode.data.prompts.content import FileFormat
 from hpcdecode.data.prompts.delimited import without_quoted
 from hpcdecode.data.prompts.extras import import_extra
 from hpcdecode.data.prompts.json_array import count_elements
 from hpcdecode.data.prompts.opening import is_once, open_prompts
+from hpcdecode.requests.shard import Shard
 
 _PAUSE = 3.0  # times the time that counting takes
 T = TypeVar("T")

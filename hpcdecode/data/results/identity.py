@@ -63,6 +63,8 @@ def identity(
             about[name] = getattr(job, name)
     if job.mamba_ssm_cache_dtype not in (None, "float32"):
         about["mamba_ssm_cache_dtype"] = job.mamba_ssm_cache_dtype
+    if job.activations not in (None, "auto"):
+        about["activations"] = job.activations
     if job.lora is not None:
         about["lora"] = _of_adapter(job.lora)
     if job.adapters:

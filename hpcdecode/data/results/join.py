@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from hpcdecode.config import Shard
 from hpcdecode.data.results.checked import open_sorted, reading
 from hpcdecode.data.results.diskfile import new_file
 from hpcdecode.data.results.identity import differences, job_name
@@ -19,6 +18,7 @@ from hpcdecode.data.results.read import Results
 from hpcdecode.data.results.segments import parts_folder, segment_files
 from hpcdecode.data.results.verify import verified
 from hpcdecode.errors import UserError
+from hpcdecode.requests.shard import Shard
 from hpcdecode.system.durable import destination, write_errors
 
 

@@ -48,7 +48,7 @@ class ExpertGemm(Stage):
         experts, inputs = weight.one_token[0], x.one_token[-1]
         choices, outputs = y.one_token[-2], y.one_token[-1] * (1 if gate is None else 2)
         words = inputs * x.dtype.itemsize // WORD.itemsize
-        product = Product(TYPES[x.dtype], TYPES[y.dtype], words, outputs, isa(), gate, form_of(bits))
+        product = Product(TYPES[x.dtype], TYPES[y.dtype], words, outputs, isa(), gate, *form_of(bits))
         heads = 2 if x.dtype == torch.int8 else 1
         self.packed = PackedSize(outputs, ALL_FORMS[bits].words(inputs) if bits else words, heads, experts)
         chosen = Meta.of(torch.int64, (*y.shape[:-1],))
@@ -161,7 +161,7 @@ def expert_gemm(p: Projection, x: Meta, y: Meta, gate: Op | None = None, bits: s
     odd = inputs * x.dtype.itemsize % WORD.itemsize or (gate is not None and y.one_token[-1] % HALF)
     if odd or x.dtype not in TYPES or y.dtype not in TYPES or (bits is not None and inputs % ALL_FORMS[bits].multiple):
         return None
-    if not Product.offered(TYPES[x.dtype], TYPES[y.dtype], isa(), gate, form_of(bits)):
+    if not Product.offered(TYPES[x.dtype], TYPES[y.dtype], isa(), gate, *form_of(bits)):
         return None
     return ExpertGemm(x, tensor_meta(p.weight), y, first_expert(p.node), gate, bits)
 

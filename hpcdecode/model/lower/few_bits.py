@@ -11,6 +11,8 @@ Weights of bfloat16 are a form, too, where activations are float32: they keep th
 Blocks of GGUF files are packed as they are. Their forms have the names of their types: codes of 4 or 8 bits, times
 float16 scales, or for Q4_K, Q5_K and Q6_K times scales of two levels.
 
+Activations may be rounded to int8 for GEMMs by weights of 4 bits. Those forms have names of their own, BY_INT8.
+
 Other weights are rounded to the nearest codes. Those of a quantised checkpoint were codes times scales before they were
 read, rounded to the model's dtype. For them the scales are looked for that give the same numbers, bit for bit.
 """
@@ -43,6 +45,7 @@ class FewBits(NamedTuple):
         code_bits: Bits of a code.
         on_grid: Whether the weights were in this form before they were read.
         block: What GGUF calls the blocks that hold the weights, or None.
+        rounded: Whether GEMMs round activations to int8, with a scale for 32 inputs of a token.
     """
 
     native: WeightForm
@@ -51,6 +54,7 @@ class FewBits(NamedTuple):
     code_bits: int
     on_grid: bool = False
     block: str | None = None
+    rounded: bool = False
 
     @property
     def bits(self) -> float:
@@ -127,9 +131,22 @@ OF_BLOCKS = {
     "Q6_K": FewBits(WeightForm.q6_k, 256, 18, 8),
 }
 AS_STORED = {BFLOAT16: FewBits(WeightForm.bf16, 32, 0, 16)}
-ALL_FORMS = {**FORMS, **GRIDS, **AS_STORED, **{name: form._replace(block=name) for name, form in OF_BLOCKS.items()}}
+EXACT = {**FORMS, **GRIDS, **AS_STORED, **{name: form._replace(block=name) for name, form in OF_BLOCKS.items()}}
+BY_INT8 = {name: f"{name} by int8" for name, form in EXACT.items() if form.code_bits == 4}
+ALL_FORMS = {**EXACT, **{own: EXACT[name]._replace(rounded=True) for name, own in BY_INT8.items()}}
 
 
-def form_of(bits: str | None) -> WeightForm:
+class NativeForm(NamedTuple):
+    """How a native GEMM takes weights, and whether it rounds activations to int8."""
+
+    weights: WeightForm
+    rounded: bool
+
+
+def form_of(bits: str | None) -> NativeForm:
     """Return what native/ops_cpu calls one of ALL_FORMS, or the plain form for None."""
-    return WeightForm.plain if bits is None else ALL_FORMS[bits].native
+    return (
+        NativeForm(WeightForm.plain, False)
+        if bits is None
+        else NativeForm(ALL_FORMS[bits].native, ALL_FORMS[bits].rounded)
+    )

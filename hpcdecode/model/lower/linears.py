@@ -22,7 +22,7 @@ from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.adapters import low_rank, update_size, updated
 from hpcdecode.model.lower.experts import ExpertPacker
-from hpcdecode.model.lower.few_bits import ALL_FORMS, FORMS
+from hpcdecode.model.lower.few_bits import ALL_FORMS, BY_INT8
 from hpcdecode.model.lower.group_experts import group_experts
 from hpcdecode.model.lower.packed_weights import PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, gate_of, projection
@@ -34,6 +34,13 @@ WIDENING = (aten._to_copy.default, aten.type_as.default)
 
 
 Quantised = str | tuple[Held, ...] | None
+
+
+def by_int8(weights: Quantised) -> Quantised:
+    """Return `weights` so that activations are rounded to int8 for GEMMs by those of 4 bits."""
+    if isinstance(weights, tuple):
+        return tuple(Held(*(BY_INT8.get(name or "", name) for name in names)) for names in weights)
+    return BY_INT8.get(weights or "", weights)
 
 
 class MergeKey(NamedTuple):
@@ -157,7 +164,7 @@ class ProjectionMerger:
             return bits.by_column if p.transposed else bits.by_row
         if self.weights is None or p.width * quantize.MAX_INPUTS_PER_OUTPUT < inputs:
             return None
-        return None if self.weights in FORMS and p.width == self._logits else self.weights
+        return None if self.weights != "int8" and p.width == self._logits else self.weights
 
     def _weight(
         self, group: list[Projection], form: Form, biases: tuple[int, ...] = (), bits: str | None = None

@@ -36,7 +36,7 @@ def packs(dtype: torch.dtype, bits: str | None = None) -> bool:
         dtype: Type of weights and activations.
         bits: Form of weights in few bits for activations of that type, one of ALL_FORMS, or None.
     """
-    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], isa(), form=form_of(bits))
+    return dtype in TYPES and Product.offered(TYPES[dtype], TYPES[dtype], isa(), None, *form_of(bits))
 
 
 def gemm(
@@ -60,18 +60,18 @@ def gemm(
         return None
     x_type, y_type = TYPES[x.dtype], TYPES[y.dtype]
     outputs = y.one_token[-1] * (1 if gate is None else 2)
-    if not Product.offered(x_type, y_type, isa(), gate, form) or (
+    if not Product.offered(x_type, y_type, isa(), gate, *form) or (
         bits is not None and x.one_token[-1] % ALL_FORMS[bits].multiple
     ):
         return None
     words = size // WORD.itemsize
     if update is None:
-        work = Product(x_type, y_type, words, outputs, isa(), gate, form)
+        work = Product(x_type, y_type, words, outputs, isa(), gate, *form)
         return Stage(work, [TokenRows(x), TokenRows(weight)], [TokenRows(y)])
     if x_type is not y_type:
         return None
     added = update.product(x.dtype)
-    work = Product(x_type, y_type, words, outputs, isa(), gate, form, update=added, adapters=update.adapters)
+    work = Product(x_type, y_type, words, outputs, isa(), gate, *form, update=added, adapters=update.adapters)
     return Stage(
         work, [TokenRows(each) for each in (x, weight, update.numbers, update.low(x), update.b)], [TokenRows(y)]
     )

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hpcdecode.model.frontend.meta import Meta
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower import packed_weights, quantize
+from hpcdecode.model.lower.few_bits import ALL_FORMS
 from hpcdecode.model.lower.packed_weights import PRIVATE, PackedSize, WeightRows
 from hpcdecode.system.shared_memory import WeightMemory
 
@@ -95,9 +95,14 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
     return quantize.RoundedWeight.of(whole).scales if recipe.form == "scales" else whole
 
 
+def _in_blocks(recipe: Recipe) -> bool:
+    """Return whether a recipe's weight is packed from blocks of a GGUF file."""
+    return recipe.bits is not None and ALL_FORMS[recipe.bits].block is not None
+
+
 def _parts(recipe: Recipe, read: ReadWeight) -> list[Tensor]:
     """Return the parts [out_i, in] of a recipe's weight."""
-    parts = [as_tensor(read(i, True) if recipe.bits in BLOCKS else read(i)) for i in recipe.sources]
+    parts = [as_tensor(read(i, _in_blocks(recipe))) for i in recipe.sources]
     parts = [part.float() for part in parts] if recipe.wide else parts
     return [part.t() for part in parts] if recipe.transposed else parts
 
@@ -120,7 +125,7 @@ def _rows(recipe: Recipe, read: ReadWeight) -> Iterable[WeightRows]:
 
 def _expert_rows(recipe: Recipe, read: ReadWeight) -> Iterator[WeightRows]:
     """Yield what is packed of each expert."""
-    (weight,) = (read(i, True) if recipe.bits in BLOCKS else read(i) for i in recipe.sources)
+    (weight,) = (read(i, _in_blocks(recipe)) for i in recipe.sources)
     biases = [as_tensor(read(i)) for i in recipe.biases]
     for e, own in enumerate(weight):
         pieces = [own] if isinstance(own, Tensor) else list(own)

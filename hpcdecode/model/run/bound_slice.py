@@ -16,6 +16,7 @@ from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.stretches import Stretch, stretches_of
 from hpcdecode.model.frontend.whole_experts import owner_of
 from hpcdecode.model.lower.compile import Compiled, compile_graph
+from hpcdecode.model.lower.few_bits import ALL_FORMS
 from hpcdecode.model.lower.linears import Quantised
 from hpcdecode.model.lower.recipe import ReadWeight
 from hpcdecode.system.shared_memory import WeightMemory
@@ -78,6 +79,12 @@ class CompiledSlice:
             for s, last in zip(cut, ends, strict=True)
         )
         self._stretches = list(map(CompiledStretch, cut, made))
+
+    @property
+    def rounds(self) -> bool:
+        """Whether activations are rounded to int8 for GEMMs by weights of 4 bits."""
+        made = (recipe.bits for stretch in self._stretches for recipe in stretch.compiled.recipes)
+        return any(bits is not None and ALL_FORMS[bits].rounded for bits in made)
 
     def bound(self, read: ReadWeight, memory: WeightMemory) -> BoundSlice:
         """Return a slice with its weights.

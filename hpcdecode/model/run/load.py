@@ -34,7 +34,7 @@ from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower import packed_weights, quantize
-from hpcdecode.model.lower.few_bits import FORMS
+from hpcdecode.model.lower.few_bits import BY_INT8, FORMS
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.cuda_graphs import GraphRecorder
 from hpcdecode.model.run.split_model import AUTO, SplitModel
@@ -113,6 +113,7 @@ def load_split(
     latents: bool = True,
     indexers: bool = True,
     graphs: bool = True,
+    int8_activations: bool = False,
 ) -> SplitModel:
     """Trace, cut and bind a model.
 
@@ -133,6 +134,7 @@ def load_split(
         indexers: Let indexers choose the tokens that longer sequences attend to, if attention is over latents;
             else such sequences are not run.
         graphs: Record slices as CUDA graphs, on a CUDA device.
+        int8_activations: Round activations to int8, with a scale for 32 inputs, for GEMMs by weights of 4 bits on CPUs.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -141,6 +143,8 @@ def load_split(
     device, folder, dtype = torch.device(device), model_folder(path), parse_dtype(dtype, path)
     if quantised not in (None, AUTO):
         require_quantised(quantised, device, dtype)
+    if int8_activations:
+        require_int8_activations(device, dtype)
     if adapters and (problem := adapters_problem(adapters, part.tp)):
         raise UserError(f"--lora NAME=DIR: {problem}")
     config_file(folder)
@@ -165,7 +169,12 @@ def load_split(
     own_layers = stages_of(parts, part.pp)[part.pp_rank]
     forget = partial(_forget_pages, {stored.mapped for stored in tensors.values()})
     recorder = GraphRecorder(device) if graphs and device.type == "cuda" else None
-    return SplitModel(parts, device, bound, forget, quantised, inductor, memory, own_layers, recorder)
+    model = SplitModel(
+        parts, device, bound, forget, quantised, inductor, memory, own_layers, recorder, int8_activations
+    )
+    if int8_activations and announce and not model.rounds_activations and quantised != "int8":
+        logger.warning("hpcdecode: warning: --activations int8: no weights of 4 bits here, so nothing is rounded")
+    return model
 
 
 def _forget_pages(files: Iterable[MappedFile]) -> None:
@@ -223,6 +232,15 @@ def require_quantised(weights: str, device: torch.device, dtype: torch.dtype) ->
     elif not quantize.exact():
         raise UserError(
             "--weights int8: expected a CPU with AVX2 or int8 products (VNNI), this one has neither; leave it out"
+        )
+
+
+def require_int8_activations(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise UserError if the device has no GEMMs that round activations of `dtype`."""
+    if device.type != "cpu" or not packed_weights.packs(dtype, BY_INT8["int4"]):
+        raise UserError(
+            "--activations int8: expected S-ranks on CPUs with AVX2 or AVX-512, and float32 or bfloat16, got "
+            f"{isa() if device.type == 'cpu' else device.type} and {str(dtype).removeprefix('torch.')}; leave it out"
         )
 
 

@@ -21,7 +21,7 @@ from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.compile import Compiled, runnable
-from hpcdecode.model.lower.linears import Quantised
+from hpcdecode.model.lower.linears import Quantised, by_int8
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
 from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
@@ -87,6 +87,7 @@ class SplitModel:
         memory: Where to put packed weights.
         layers: Layers whose slices are bound, and with the last of them the last slice; None for all.
         recorder: Records slices for the device (see `RecordedSlices`); None to have them run one operator at a time.
+        int8_activations: Round activations to int8 for GEMMs by weights of 4 bits.
 
     Attributes:
         split: The trace of the model and its slices.
@@ -101,6 +102,7 @@ class SplitModel:
         layers: Layers whose slices can run.
         head: The LM head, if the largest logit can be found without all of them.
         recorded: The `RecordedSlices`, once there are any.
+        rounds_activations: Whether GEMMs round activations to int8.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class SplitModel:
         memory: WeightMemory = PRIVATE,
         layers: range | None = None,
         recorder: Recorder | None = None,
+        int8_activations: bool = False,
     ):
         self.split = parts
         self.device, self.recorder = device, recorder
@@ -130,8 +133,9 @@ class SplitModel:
         self._sinks: dict[int, Tensor | None] = {}
         self._recurrent: dict[int, RecurrentWeights] = {}
         self.head: BoundHead | None = None
+        self.rounds_activations = False
         if weights is not None:
-            self._bind(Values(parts.trace, weights, device), slice_bound, quantised, inductor, memory)
+            self._bind(Values(parts.trace, weights, device), slice_bound, quantised, inductor, memory, int8_activations)
 
     def _bind(
         self,
@@ -140,17 +144,20 @@ class SplitModel:
         quantised: str | None,
         inductor: bool,
         memory: WeightMemory,
+        int8_activations: bool,
     ) -> None:
         compiled: dict[tuple[int, Quantised], CompiledSlice] = {}
         for i in (*self.layers, *([len(self.attends)] if self.ends else [])):
             part = self.split.slices[i]
             forms = came_in(values, part.weights, self.device, self.dtype) if quantised == AUTO else quantised
+            forms = by_int8(forms) if int8_activations else forms
             if (part.group, forms) not in compiled:
                 group = self.split.groups[part.group]
                 compiled[part.group, forms] = CompiledSlice(group.graph, self.device, forms, inductor, group.rows)
             self._slices[i] = compiled[part.group, forms].bound(values.reader(part.weights), memory)
             values.forget_weights()
             slice_bound()
+        self.rounds_activations = any(c.rounds for c in compiled.values())
         self.head = self._bound_head(memory)
         for i in self.layers:
             mixer = self.split.trace.attends[i]

@@ -119,7 +119,8 @@ template <class Form, class Factors>
 constexpr FormKernels in_registers() {
     return {
         {form_tiles<Factors, VectorFloat32, VectorToFloat32>, {by_rows<ExpandingTile<Form>, kDirectRows>, kDirectRows}},
-        expand_words<Form>};
+        expand_words<Form>,
+        by_rounded_rows<Factors>()};
 }
 
 }  // namespace

@@ -88,31 +88,46 @@ void put_bytes(const Affine& first, const Affine& second, const char* codes, flo
     }
 }
 
-// Forms as tiles take them. `write` expands the 32 inputs from `input` on of half a panel.
+struct FourBitCodes;  // rounded_tile.h
+struct Fp4Codes;
+
+// Forms as tiles take them. `Codes`, if not void, is how vectors hold codes as bytes. `write` expands the 32 inputs
+// from `input` on of half a panel.
 struct Int4Factors : Int4Layout {
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+    using Codes = FourBitCodes;
+
+    static Affine affine(const char* scales, int64_t input) {
         scales = scales_of<Int4Layout>(scales, input);
         Affine by;
         for (int upper = 0; upper < 2; ++upper) {
             by.scale[upper] = halves_at(scales, upper * kEight);
             by.start[upper] = negative(by.scale[upper], halves_at(scales, kHalf + upper * kEight));
         }
-        put_nibbles<round, stride>(by, codes, to);
+        return by;
+    }
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        put_nibbles<round, stride>(affine(scales, input), codes, to);
     }
 };
 
 struct Q41Factors : Q41Layout {
+    using Codes = FourBitCodes;
+
+    static Affine affine(const char* scales, int64_t input) {
+        scales = scales_of<Q41Layout>(scales, input);
+        return {{halves_at(scales, 0), halves_at(scales, kEight)},
+                {halves_at(scales, kHalf), halves_at(scales, kHalf + kEight)}};
+    }
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        scales = scales_of<Q41Layout>(scales, input);
-        put_nibbles<round, stride>({{halves_at(scales, 0), halves_at(scales, kEight)},
-                                    {halves_at(scales, kHalf), halves_at(scales, kHalf + kEight)}},
-                                   codes, to);
+        put_nibbles<round, stride>(affine(scales, input), codes, to);
     }
 };
 
 struct Q80Factors : Q80Layout {
+    using Codes = void;
+
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
         scales = scales_of<Q80Layout>(scales, input);
@@ -122,13 +137,18 @@ struct Q80Factors : Q80Layout {
 };
 
 struct Q4KFactors : Q4KLayout {
+    using Codes = FourBitCodes;
+
+    static Affine affine(const char* scales, int64_t input) { return levels<Q4KLayout>(scales, input); }
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        put_nibbles<round, stride>(levels<Q4KLayout>(scales, input), codes, to);
+        put_nibbles<round, stride>(affine(scales, input), codes, to);
     }
 };
 
 struct Q5KFactors : Q5KLayout {
+    using Codes = void;
+
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
         const Affine by = levels<Q5KLayout>(scales, input);
@@ -137,6 +157,8 @@ struct Q5KFactors : Q5KLayout {
 };
 
 struct Q6KFactors : Q6KLayout {
+    using Codes = void;
+
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
         scales = scales_of<Q6KLayout>(scales, input);
@@ -153,6 +175,20 @@ struct Q6KFactors : Q6KLayout {
 };
 
 struct Mxfp4Factors : Mxfp4Layout {
+    using Codes = Fp4Codes;
+
+    // Of codes as `Fp4Codes` shows them.
+    static Affine affine(const char* scales, int64_t input) {
+        scales = scales_of<Mxfp4Layout>(scales, input);
+        Affine by;
+        for (int upper = 0; upper < 2; ++upper) {
+            const __m256i exponents = _mm256_cvtepu8_epi32(eight_at(scales + upper * kEight));
+            const __m256 scale = _mm256_castsi256_ps(_mm256_slli_epi32(exponents, 23));
+            by.scale[upper] = _mm256_mul_ps(scale, _mm256_set1_ps(0.5f));
+            by.start[upper] = _mm256_mul_ps(scale, _mm256_set1_ps(-6.0f));
+        }
+        return by;
+    }
     template <bool, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {  // bfloat16 holds them exactly
         scales = scales_of<Mxfp4Layout>(scales, input);
@@ -176,6 +212,8 @@ struct Mxfp4Factors : Mxfp4Layout {
 };
 
 struct Fp8Factors : Fp8Layout {
+    using Codes = void;
+
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
         scales = scales_of<Fp8Layout>(scales, input);

@@ -5,6 +5,7 @@
 
 #include "blocked_tile.h"
 #include "factors.h"
+#include "rounded_tile.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
 namespace {
@@ -56,7 +57,9 @@ constexpr DirectTiles form_tiles = {form_tile<Form, Unit, Out>, kMostTileRows, t
 
 template <class Form>
 constexpr FormKernels by_factors() {
-    return {{form_tiles<Form, VectorFloat32, VectorToFloat32>, form_tiles<Form, VectorBfloat16, VectorToBfloat16>}};
+    return {{form_tiles<Form, VectorFloat32, VectorToFloat32>, form_tiles<Form, VectorBfloat16, VectorToBfloat16>},
+            nullptr,
+            by_rounded_rows<Form>()};
 }
 
 }  // namespace

@@ -202,7 +202,8 @@ template <class Form, class Factors>
 constexpr FormKernels in_tiles() {
     return {{form_tiles<Factors, VectorFloat32, VectorToFloat32>,
              {amx_tile<PairProducts, ToBfloat16, ExpandedWords<Form>>, kMostTileRows}},
-            expand_words<Form>};
+            expand_words<Form>,
+            by_rounded_rows<Factors>()};
 }
 
 }  // namespace
