@@ -62,7 +62,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         adapters: Directories of PEFT adapters that rows choose, by name; rows that choose none have the model alone.
         dtype: Data type of weights and activations.
         weights: Form of the projections' weights: `auto`, as None, for that of the checkpoint, or `dtype`.
-        activations: `int8`, as which GEMMs by weights of 4 bits take them, or `auto`, as None, for `dtype`.
+        activations: `int8`, as which GEMMs by weights in few bits take them, or `auto`, as None, for `dtype`.
         kv_dtype: Data type of the KV cache.
         mamba_ssm_cache_dtype: Data type of recurrent states, of all kinds of layers; None for float32.
         device: Device of the S-ranks; None for `cuda` where they see a GPU.

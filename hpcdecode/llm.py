@@ -44,7 +44,7 @@ class LLM:
         dtype: Data type of weights and activations; None or "auto" chooses.
         weights: What the projections' weights are in memory: `dtype`, int8, int4, mxfp4 or fp8; None or "auto" for what
             the checkpoint has, if that changes no result, else `dtype`.
-        activations: int8 to round what GEMMs by weights of 4 bits take; None or "auto" for `dtype`.
+        activations: int8 to round what GEMMs by weights in few bits take; None or "auto" for `dtype`.
         kv_dtype: Data type of the KV cache; None or "auto" for `dtype`.
         mamba_ssm_cache_dtype: Data type of recurrent states: float32 or bfloat16; None or "auto" for float32.
         device: Device of the slices; None or "auto" for `cuda` if there is a GPU.

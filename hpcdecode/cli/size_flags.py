@@ -95,8 +95,8 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     help += "result, else --dtype; a data type, the same as --dtype; or on CPUs int8, which rounds activations too, "
     help += "int4, mxfp4 or fp8, expanded as they are multiplied"
     add("--weights", choices=WEIGHTS, help=help)
-    help = "int8 rounds what GEMMs by weights of 4 bits take, on CPUs, by a scale for 32 numbers: faster by 1.5 to 4 "
-    help += "times, and close to the results of auto (default)"
+    help = "int8 rounds what GEMMs by weights in few bits (but fp8) take, on CPUs, by a scale for 32 numbers: faster, "
+    help += "and close to the results of auto (default)"
     add("--activations", choices=ACTIVATIONS, help=help)
     of_kv = parsed(partial(parse_dtype, among=KV_DTYPES))
     help = "data type of the KV cache, or auto for --dtype"

@@ -40,6 +40,7 @@ constexpr int kLeastRun = 16, kMostRuns = 16;  // of a rotation: numbers of a ru
 struct RoundedKernels {
     ValuesKernel values[2] = {};
     TileKernel tile[2] = {};
+    int64_t bytes = 0;  // of the values of 32 inputs
 };
 
 // Of a form of weights, but `plain`.

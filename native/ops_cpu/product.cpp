@@ -49,10 +49,10 @@ ValuesKernel values_of(Type in, const std::string& isa, Form form) {
     return kernels_for(isa).products.values[static_cast<int>(in)];
 }
 
-// Returns the bytes of a row as tiles take it.
-int64_t bytes_of_values(ValuesKernel values, int64_t x_bytes, int64_t inputs, bool rounded) {
-    if (rounded) return inputs / kBlockInputs * static_cast<int64_t>(sizeof(RoundedInputs));
-    return x_bytes * (values == nullptr ? 1 : kValueWords);
+// Returns the bytes of `inputs` as tiles take them.
+int64_t bytes_of_values(Type in, const std::string& isa, Form form, int64_t inputs) {
+    if (form.rounded) return inputs / kBlockInputs * kernels_of(in, isa, form.weights).rounded.bytes;
+    return inputs * kBytes[static_cast<int>(in)] * (values_of(in, isa, form) == nullptr ? 1 : kValueWords);
 }
 
 int64_t words_of_panel(Type in, int64_t words, WeightForm form) {
@@ -83,7 +83,7 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
       values_(values_of(in, isa, form)),
       expand_(expand_of(in, isa, form)),
       inputs_(words * static_cast<int64_t>(sizeof(uint32_t)) / kBytes[static_cast<int>(in)]),
-      value_bytes_(bytes_of_values(values_, x_bytes(), inputs_, form.rounded)),
+      value_bytes_(bytes_of_values(in, isa, form, inputs_)),
       gate_(gate_of(out, isa, gate)),
       update_(std::move(update)),
       adapters_(adapters),

@@ -12,10 +12,11 @@ using ValuesKernel = void (*)(int64_t words, const char* x, char* values);
 constexpr int64_t kValueWords = 2;
 
 // 32 inputs of a row, rounded to int8: each is close to scale * x.
+template <class Number>
 struct RoundedInputs {
     float scale;   // NaN if an input is not finite
     float sum;     // of x
-    int8_t x[32];  // in the order of a form's codes
+    Number x[32];  // in the order of a form's codes
 };
 
 class RowValues {

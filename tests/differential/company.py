@@ -48,7 +48,7 @@ class Company:
         tp: ranks that share the weights, also for a row alone.
         adapters: directories of adapters that rows may choose, by name. Rows that have none run alone without any.
         weights: form of the projections' weights, None for `dtype`.
-        activations: `int8` to round them for GEMMs by weights of 4 bits.
+        activations: `int8` to round them for GEMMs by weights in few bits.
     """
 
     def __init__(

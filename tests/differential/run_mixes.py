@@ -152,7 +152,7 @@ def _options() -> argparse.Namespace:
     add("--tp", type=int, default=1, help="ranks that share the weights, in company and alone")
     add("--adapters", action="store_true", help="rows may choose one of four adapters, of a model with Llama's names")
     add("--weights", help="form of the projections' weights, in company and alone")
-    add("--activations", help="as which GEMMs by weights of 4 bits take them, in company and alone")
+    add("--activations", help="as which GEMMs by weights in few bits take them, in company and alone")
     add("--kv-dtype", help="of the KV cache, in company and alone")
     add("--tolerance", type=float, help="default: 0 where products do not depend on the rows beside them")
     add("--rows", type=int, default=12)

@@ -1,4 +1,4 @@
-"""`--activations int8`: rows are rounded by a scale for 32 numbers, and multiplied by weights of 4 bits."""
+"""`--activations int8`: rows are rounded by a scale for 32 numbers, and multiplied by weights in few bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.models import Attention, step
 from tests.support.packed_products import multiply
 
 DTYPES = (torch.float32, torch.bfloat16)
-FORMS = ("int4", "mxfp4", "Q4_0", "Q4_1", "Q4_K")
+FORMS = tuple(BY_INT8)
 INPUTS, OUTPUTS = 768, 70
 GROUP = 32
 TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
@@ -143,10 +143,10 @@ def test_models_of_all_kinds_of_projections(checkpoint, name, dtype):
     assert 0 < (a - b).square().mean().sqrt() < 0.2 * a.std()
 
 
-def test_a_model_without_weights_of_4_bits_is_said(checkpoint, caplog):
+def test_a_model_without_such_weights_is_said(checkpoint, caplog):
     with caplog.at_level("WARNING"):
         model = load_split(checkpoint("llama3"), dtype="float32", int8_activations=True, announce=True)
-    assert not model.rounds_activations and "no weights of 4 bits here, so nothing is rounded" in caplog.text
+    assert not model.rounds_activations and "no weights in few bits but fp8 here, so nothing is rounded" in caplog.text
 
 
 def test_texts_do_not_depend_on_the_batch():

@@ -11,7 +11,8 @@ Weights of bfloat16 are a form, too, where activations are float32: they keep th
 Blocks of GGUF files are packed as they are. Their forms have the names of their types: codes of 4 or 8 bits, times
 float16 scales, or for Q4_K, Q5_K and Q6_K times scales of two levels.
 
-Activations may be rounded to int8 for GEMMs by weights of 4 bits. Those forms have names of their own, BY_INT8.
+Activations may be rounded to int8 for GEMMs by all of them but fp8 and bfloat16. Those forms have names of their own,
+BY_INT8.
 
 Other weights are rounded to the nearest codes. Those of a quantised checkpoint were codes times scales before they were
 read, rounded to the model's dtype. For them the scales are looked for that give the same numbers, bit for bit.
@@ -132,7 +133,9 @@ OF_BLOCKS = {
 }
 AS_STORED = {BFLOAT16: FewBits(WeightForm.bf16, 32, 0, 16)}
 EXACT = {**FORMS, **GRIDS, **AS_STORED, **{name: form._replace(block=name) for name, form in OF_BLOCKS.items()}}
-BY_INT8 = {name: f"{name} by int8" for name, form in EXACT.items() if form.code_bits == 4}
+BY_INT8 = {
+    name: f"{name} by int8" for name, form in EXACT.items() if form.native not in (WeightForm.fp8, WeightForm.bf16)
+}
 ALL_FORMS = {**EXACT, **{own: EXACT[name]._replace(rounded=True) for name, own in BY_INT8.items()}}
 
 

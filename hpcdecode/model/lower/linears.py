@@ -37,7 +37,7 @@ Quantised = str | tuple[Held, ...] | None
 
 
 def by_int8(weights: Quantised) -> Quantised:
-    """Return `weights` so that activations are rounded to int8 for GEMMs by those of 4 bits."""
+    """Return `weights` so that activations are rounded to int8 for GEMMs by those in few bits."""
     if isinstance(weights, tuple):
         return tuple(Held(*(BY_INT8.get(name or "", name) for name in names)) for names in weights)
     return BY_INT8.get(weights or "", weights)

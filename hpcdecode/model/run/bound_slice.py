@@ -82,7 +82,7 @@ class CompiledSlice:
 
     @property
     def rounds(self) -> bool:
-        """Whether activations are rounded to int8 for GEMMs by weights of 4 bits."""
+        """Whether activations are rounded to int8 for GEMMs by weights in few bits."""
         made = (recipe.bits for stretch in self._stretches for recipe in stretch.compiled.recipes)
         return any(bits is not None and ALL_FORMS[bits].rounded for bits in made)
 

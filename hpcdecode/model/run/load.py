@@ -134,7 +134,7 @@ def load_split(
         indexers: Let indexers choose the tokens that longer sequences attend to, if attention is over latents;
             else such sequences are not run.
         graphs: Record slices as CUDA graphs, on a CUDA device.
-        int8_activations: Round activations to int8, with a scale for 32 inputs, for GEMMs by weights of 4 bits on CPUs.
+        int8_activations: Round activations to int8, with a scale for 32 inputs, for GEMMs by weights in few bits but fp8.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -173,7 +173,7 @@ def load_split(
         parts, device, bound, forget, quantised, inductor, memory, own_layers, recorder, int8_activations
     )
     if int8_activations and announce and not model.rounds_activations and quantised != "int8":
-        logger.warning("hpcdecode: warning: --activations int8: no weights of 4 bits here, so nothing is rounded")
+        logger.warning("hpcdecode: warning: --activations int8: no weights in few bits but fp8 here, so nothing is rounded")
     return model
 
 

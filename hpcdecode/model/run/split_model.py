@@ -87,7 +87,7 @@ class SplitModel:
         memory: Where to put packed weights.
         layers: Layers whose slices are bound, and with the last of them the last slice; None for all.
         recorder: Records slices for the device (see `RecordedSlices`); None to have them run one operator at a time.
-        int8_activations: Round activations to int8 for GEMMs by weights of 4 bits.
+        int8_activations: Round activations to int8 for GEMMs by weights in few bits.
 
     Attributes:
         split: The trace of the model and its slices.

@@ -88,13 +88,15 @@ void put_bytes(const Affine& first, const Affine& second, const char* codes, flo
     }
 }
 
-struct FourBitCodes;  // rounded_tile.h
-struct Fp4Codes;
+struct NibbleVectors;  // code_vectors.h
+struct Fp4Vectors;
+struct ByteVectors;
+struct TwoScaleVectors;
 
-// Forms as tiles take them. `Codes`, if not void, is how vectors hold codes as bytes. `write` expands the 32 inputs
+// Forms as tiles take them. `Vectors`, if not void, is how vectors hold codes as bytes. `write` expands the 32 inputs
 // from `input` on of half a panel.
 struct Int4Factors : Int4Layout {
-    using Codes = FourBitCodes;
+    using Vectors = NibbleVectors;
 
     static Affine affine(const char* scales, int64_t input) {
         scales = scales_of<Int4Layout>(scales, input);
@@ -112,7 +114,7 @@ struct Int4Factors : Int4Layout {
 };
 
 struct Q41Factors : Q41Layout {
-    using Codes = FourBitCodes;
+    using Vectors = NibbleVectors;
 
     static Affine affine(const char* scales, int64_t input) {
         scales = scales_of<Q41Layout>(scales, input);
@@ -126,18 +128,21 @@ struct Q41Factors : Q41Layout {
 };
 
 struct Q80Factors : Q80Layout {
-    using Codes = void;
+    using Vectors = ByteVectors;
 
+    static Affine affine(const char* scales, int64_t input) {
+        scales = scales_of<Q80Layout>(scales, input);
+        return {{halves_at(scales, 0), halves_at(scales, kEight)}, {_mm256_setzero_ps(), _mm256_setzero_ps()}};
+    }
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        scales = scales_of<Q80Layout>(scales, input);
-        const Affine by{{halves_at(scales, 0), halves_at(scales, kEight)}, {_mm256_setzero_ps(), _mm256_setzero_ps()}};
+        const Affine by = affine(scales, input);
         put_bytes<round, stride>(by, by, codes, to);
     }
 };
 
 struct Q4KFactors : Q4KLayout {
-    using Codes = FourBitCodes;
+    using Vectors = NibbleVectors;
 
     static Affine affine(const char* scales, int64_t input) { return levels<Q4KLayout>(scales, input); }
     template <bool round, int64_t stride>
@@ -147,37 +152,41 @@ struct Q4KFactors : Q4KLayout {
 };
 
 struct Q5KFactors : Q5KLayout {
-    using Codes = void;
+    using Vectors = ByteVectors;
 
+    static Affine affine(const char* scales, int64_t input) { return levels<Q5KLayout>(scales, input); }
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = levels<Q5KLayout>(scales, input);
+        const Affine by = affine(scales, input);
         put_bytes<round, stride>(by, by, codes, to);
     }
 };
 
 struct Q6KFactors : Q6KLayout {
-    using Codes = void;
+    using Vectors = TwoScaleVectors;
 
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+    // Of the 16 inputs from `input` on.
+    static Affine affine(const char* scales, int64_t input) {
         scales = scales_of<Q6KLayout>(scales, input);
         const char* own = scales + 2 * kHalf + input % kGroup / kHalf * kHalf;
-        Affine by[2];
-        for (int group = 0; group < 2; ++group)
-            for (int upper = 0; upper < 2; ++upper) {
-                const __m256i whole = _mm256_cvtepi8_epi32(eight_at(own + group * kHalf + upper * kEight));
-                by[group].scale[upper] = _mm256_mul_ps(halves_at(scales, upper * kEight), _mm256_cvtepi32_ps(whole));
-                by[group].start[upper] = _mm256_setzero_ps();
-            }
-        put_bytes<round, stride>(by[0], by[1], codes, to);
+        Affine by;
+        for (int upper = 0; upper < 2; ++upper) {
+            const __m256i whole = _mm256_cvtepi8_epi32(eight_at(own + upper * kEight));
+            by.scale[upper] = _mm256_mul_ps(halves_at(scales, upper * kEight), _mm256_cvtepi32_ps(whole));
+            by.start[upper] = _mm256_setzero_ps();
+        }
+        return by;
+    }
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        put_bytes<round, stride>(affine(scales, input), affine(scales, input + kHalf), codes, to);
     }
 };
 
 struct Mxfp4Factors : Mxfp4Layout {
-    using Codes = Fp4Codes;
+    using Vectors = Fp4Vectors;
 
-    // Of codes as `Fp4Codes` shows them.
+    // Of codes as `Fp4Vectors` shows them.
     static Affine affine(const char* scales, int64_t input) {
         scales = scales_of<Mxfp4Layout>(scales, input);
         Affine by;
@@ -212,7 +221,7 @@ struct Mxfp4Factors : Mxfp4Layout {
 };
 
 struct Fp8Factors : Fp8Layout {
-    using Codes = void;
+    using Vectors = void;
 
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {

@@ -32,10 +32,19 @@ inline int32_t largest_bits(const __m256* x) {
     return _mm_cvtsi128_si32(of);
 }
 
+inline void store(__m256i bytes, int8_t* to) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes); }
+
+inline void store(__m256i bytes, int16_t* to) {
+    auto* wide = reinterpret_cast<__m256i*>(to);
+    _mm256_storeu_si256(wide, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes)));
+    _mm256_storeu_si256(wide + 1, _mm256_cvtepi8_epi16(_mm256_extracti128_si256(bytes, 1)));
+}
+
 // Rounds inputs to scale * [-127, 127]. Those that are not finite make the scale NaN. All so small that 127 over them
 // is not finite become zeros.
-inline RoundedInputs rounded_inputs(const __m256* x, __m128i order) {
-    RoundedInputs made{};
+template <class Inputs>
+inline Inputs rounded_inputs(const __m256* x, __m128i order) {
+    Inputs made{};
     const auto most = bits<float>(largest_bits(x));
     if (!(most <= FLT_MAX)) made.scale = std::numeric_limits<float>::quiet_NaN();
     if (!(most <= FLT_MAX) || most < 1e-36f) return made;
@@ -50,7 +59,7 @@ inline RoundedInputs rounded_inputs(const __m256* x, __m128i order) {
         _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
     const __m256i in_turn = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     const __m256i bytes = _mm256_shuffle_epi8(in_turn, _mm256_broadcastsi128_si256(order));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(made.x), bytes);
+    store(bytes, made.x);
     __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
     half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
     half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
@@ -59,15 +68,16 @@ inline RoundedInputs rounded_inputs(const __m256* x, __m128i order) {
 }
 
 // Writes the RoundedInputs of some words of a row.
-// Codes: What has the order of 16 inputs.
-template <class Codes, class From>
+// Vectors: What has the order of 16 inputs.
+template <class Vectors, class From>
 void round_row(int64_t words, const char* x, char* values) {
-    const __m128i order = Codes::order();
+    const __m128i order = Vectors::order();
     const int64_t blocks = words * 4 / From::kBytes / kBlockInputs;
+    using Inputs = typename Vectors::Inputs;
     for (int64_t b = 0; b < blocks; ++b, x += kBlockInputs * From::kBytes) {
         __m256 of[4];
         for (int v = 0; v < 4; ++v) of[v] = From::at(x + v * kEight * From::kBytes);
-        reinterpret_cast<RoundedInputs*>(values)[b] = rounded_inputs(of, order);
+        reinterpret_cast<Inputs*>(values)[b] = rounded_inputs<Inputs>(of, order);
     }
 }
 
