@@ -15,6 +15,7 @@ from hpcdecode.model import load_split
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.compile import compile_graph
+from hpcdecode.model.lower.few_bits import Quantised
 from hpcdecode.model.lower.instruction import TYPES
 from tests.support.graphs import both_ways
 from tests.support.isas import OWN_GEMMS, use_isa
@@ -181,11 +182,11 @@ def test_a_projection_may_read_another():
     graph = graph_of(lambda call, x, one, other, *_: linear(call, linear(call, x, one), other), 32, torch.float32)
     _, want, got = both_ways(graph, CPU)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    compile_graph(graph, CPU, "int8")
+    compile_graph(graph, CPU, Quantised("int8"))
 
 
 def test_int8_weights_have_no_gates():
-    forms = [r.form for r in compile_graph(graph_of(gated), CPU, "int8").recipes]
+    forms = [r.form for r in compile_graph(graph_of(gated), CPU, Quantised("int8")).recipes]
     assert forms == ["packed int8"]
 
 

@@ -17,6 +17,7 @@ from hpcdecode.model import load_split
 from hpcdecode.model.lower import quantize
 from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.compile import compile_graph, copied
+from hpcdecode.model.lower.few_bits import Quantised
 from hpcdecode.model.lower.fuse import fuse
 from hpcdecode.model.lower.linears import merge_projections
 from hpcdecode.model.lower.recipe import make_weight
@@ -75,7 +76,7 @@ def test_programs_quantise_as_torch_does(checkpoint, monkeypatch, name, dtype):
         weights = [n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("w")]
         sources = [example(n, generator) for n in weights]
         given = [example(n, generator) for n in graph.nodes if n.op == "placeholder" and n.name.startswith("x")]
-        recipes = merge_projections(graph, "int8")
+        recipes = merge_projections(graph, Quantised("int8"))
         quantised += sum(r.form == "onednn int8" for r in recipes)
         made = [make_weight(r, sources.__getitem__) for r in recipes]
         with torch.inference_mode():
@@ -100,7 +101,7 @@ def test_our_products_give_what_those_of_onednn_do(checkpoint, monkeypatch, isa,
         results = []
         for way in ("generic", isa):
             monkeypatch.setenv("HPCDECODE_ISA", way)
-            compiled = compile_graph(group.graph, model.device, "int8")
+            compiled = compile_graph(group.graph, model.device, Quantised("int8"))
             packed += sum(r.form == "packed int8" for r in compiled.recipes)
             given = [values[n] for n in inputs if n.name.startswith("x")]
             weights = compiled.weights([values[n] for n in inputs if n.name.startswith("w")].__getitem__)

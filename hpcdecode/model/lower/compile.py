@@ -19,8 +19,9 @@ from hpcdecode.model.frontend.operators import SPLITS
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.chain import chained
 from hpcdecode.model.lower.complex_numbers import without_complex
+from hpcdecode.model.lower.few_bits import NOTHING, Quantised
 from hpcdecode.model.lower.fuse import fuse
-from hpcdecode.model.lower.linears import Quantised, merge_plainly, merge_projections
+from hpcdecode.model.lower.linears import merge_plainly, merge_projections
 from hpcdecode.model.lower.norms import fuse_norms
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.lower.recipe import ReadWeight, Recipe, make_weight
@@ -62,7 +63,7 @@ class Compiled:
 def compile_graph(
     graph: fx.Graph,
     device: torch.device,
-    weights: Quantised = None,
+    weights: Quantised = NOTHING,
     inductor: bool = False,
     *,
     ends: bool = True,
@@ -73,7 +74,7 @@ def compile_graph(
     Args:
         graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
         device: Device of the slice.
-        weights: What the weights of projections are quantised to (see `merge_projections`), or None.
+        weights: What the weights of projections are packed as.
         inductor: Let torch's compiler compile the merged graph instead.
         ends: Whether the slice ends with it.
         rows: Number of its first results that are to lie side by side.

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode._ops_cpu import BlockType, WeightForm, pack_blocks, pack_few_bits, pack_weights
-from hpcdecode.model.frontend.held import BFLOAT16
+from hpcdecode.model.frontend.held import BFLOAT16, Held
 from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.lower.instruction import TYPES
 
@@ -153,3 +153,25 @@ def form_of(bits: str | None) -> NativeForm:
         if bits is None
         else NativeForm(ALL_FORMS[bits].native, ALL_FORMS[bits].rounded)
     )
+
+
+class Quantised(NamedTuple):
+    """What the weights of a graph's projections are packed as.
+
+    Attributes:
+        to: int8 or one of FORMS for those with many outputs, but in few bits not the LM head; or None.
+        held: For each of the graph's weights one of GRIDS or BLOCKS, or bfloat16, which holds its numbers: for
+            those that are not quantised, or were so before they were read. Empty if they are to be dequantised.
+        int8_activations: Round activations to int8 for GEMMs by weights in few bits.
+    """
+
+    to: str | None = None
+    held: tuple[Held, ...] = ()
+    int8_activations: bool = False
+
+    def of(self, numbers: Sequence[int]) -> Quantised:
+        """Return the same for a graph of some of the weights."""
+        return self._replace(held=tuple(self.held[i] for i in numbers) if self.held else ())
+
+
+NOTHING = Quantised()

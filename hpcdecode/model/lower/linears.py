@@ -15,14 +15,14 @@ from torch import fx
 
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.head_linear import head_linear
-from hpcdecode.model.frontend.held import Held
+from hpcdecode.model.frontend.held import NOT_HELD
 from hpcdecode.model.frontend.meta import Meta, meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node, results
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.adapters import low_rank, update_size, updated
 from hpcdecode.model.lower.experts import ExpertPacker
-from hpcdecode.model.lower.few_bits import ALL_FORMS, BY_INT8
+from hpcdecode.model.lower.few_bits import ALL_FORMS, BY_INT8, NOTHING, Quantised
 from hpcdecode.model.lower.group_experts import group_experts
 from hpcdecode.model.lower.packed_weights import PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, gate_of, projection
@@ -31,16 +31,6 @@ from hpcdecode.model.lower.weight_graph import WeightGraph
 
 aten = torch.ops.aten
 WIDENING = (aten._to_copy.default, aten.type_as.default)
-
-
-Quantised = str | tuple[Held, ...] | None
-
-
-def by_int8(weights: Quantised) -> Quantised:
-    """Return `weights` so that activations are rounded to int8 for GEMMs by those in few bits."""
-    if isinstance(weights, tuple):
-        return tuple(Held(*(BY_INT8.get(name or "", name) for name in names)) for names in weights)
-    return BY_INT8.get(weights or "", weights)
 
 
 class MergeKey(NamedTuple):
@@ -52,13 +42,12 @@ class MergeKey(NamedTuple):
     weights: str | None
 
 
-def merge_projections(graph: fx.Graph, weights: Quantised = None, *, ends: bool = True) -> list[Recipe]:
+def merge_projections(graph: fx.Graph, weights: Quantised = NOTHING, *, ends: bool = True) -> list[Recipe]:
     """Merge and pack the projections of a graph in place.
 
     Args:
         graph: ([o,] context..., weights...) -> (q, k, v, context...) or (logits,).
-        weights: What projections' weights are quantised to: int8 or one of few_bits.FORMS for those with many outputs;
-            few_bits.GRIDS or BLOCKS for each of the graph's weights; or None for nothing.
+        weights: What projections' weights are packed as.
         ends: Whether a slice ends with the graph.
 
     Returns:
@@ -73,7 +62,7 @@ def merge_plainly(graph: fx.Graph) -> list[Recipe]:
     Results of a merged projection are views of columns, which lie in the order in which the graph first needs them:
     those of q, then of k, then of v.
     """
-    return ProjectionMerger(graph, None, ends=False).run_plain()
+    return ProjectionMerger(graph, NOTHING, ends=False).run_plain()
 
 
 class ProjectionMerger:
@@ -88,11 +77,10 @@ class ProjectionMerger:
         """Return the recipes of the weights that the graph takes now, in their order."""
         self._widen()
         ExpertPacker(self._made, self._quantised).run()
-        if self.weights != "int8":
-            projections = {p.node: p for p in self._projections()}
-            for node in self.graph.nodes:
-                if (gate := gate_of(node, projections)) is not None:
-                    self._merge_gated(gate)
+        projections = {p.node: p for p in self._projections()}
+        for node in self.graph.nodes:
+            if (gate := gate_of(node, projections)) is not None:
+                self._merge_gated(gate)
         for key, group in self._siblings().items():
             if key.weights == "int8":
                 self._merge_int8(_read_by(group[0]), group)
@@ -155,16 +143,16 @@ class ProjectionMerger:
         return siblings
 
     def _quantised(self, p: Projection) -> str | None:
-        """Return what the weight of a projection is quantised to, or None. In few bits the LM head stays as it is."""
-        inputs = tensor_meta(p.x).one_token[-1]
-        if self._made.recipes[p.weight].wide:
+        """Return what the weight of a projection is packed as: int8, one of few_bits.ALL_FORMS, or None."""
+        recipe, to = self._made.recipes[p.weight], self.weights.to
+        if recipe.wide:
             return None
-        if isinstance(self.weights, tuple):
-            bits = self.weights[self._made.recipes[p.weight].sources[0]]
-            return bits.by_column if p.transposed else bits.by_row
-        if self.weights is None or p.width * quantize.MAX_INPUTS_PER_OUTPUT < inputs:
-            return None
-        return None if self.weights != "int8" and p.width == self._logits else self.weights
+        held = self.weights.held[recipe.sources[0]] if self.weights.held else NOT_HELD
+        bits = held.by_column if p.transposed else held.by_row
+        head = p.width == self._logits and to != "int8"
+        if p.width * quantize.MAX_INPUTS_PER_OUTPUT >= tensor_meta(p.x).one_token[-1] and not head and to is not None:
+            bits = bits if bits == f"{to} grid" else to
+        return BY_INT8.get(bits, bits) if self.weights.int8_activations and bits is not None else bits
 
     def _weight(
         self, group: list[Projection], form: Form, biases: tuple[int, ...] = (), bits: str | None = None
@@ -185,7 +173,7 @@ class ProjectionMerger:
         group, result = gate.projections, gate.nodes[0]
         x, about = _read_by(group[0]), tensor_meta(result)
         bits, *others = {self._quantised(p) for p in group}
-        if others:
+        if others or bits == "int8":
             return
         update = update_size(group)
         gemm = packed_weights.gemm(tensor_meta(x), tensor_meta(group[0].weight), about, gate.op, bits, update)

@@ -102,7 +102,7 @@ def _in_blocks(recipe: Recipe) -> bool:
 
 def _parts(recipe: Recipe, read: ReadWeight) -> list[Tensor]:
     """Return the parts [out_i, in] of a recipe's weight."""
-    parts = [as_tensor(read(i, _in_blocks(recipe))) for i in recipe.sources]
+    parts = [as_tensor(read(i, True) if _in_blocks(recipe) else read(i)) for i in recipe.sources]
     parts = [part.float() for part in parts] if recipe.wide else parts
     return [part.t() for part in parts] if recipe.transposed else parts
 
@@ -125,7 +125,7 @@ def _rows(recipe: Recipe, read: ReadWeight) -> Iterable[WeightRows]:
 
 def _expert_rows(recipe: Recipe, read: ReadWeight) -> Iterator[WeightRows]:
     """Yield what is packed of each expert."""
-    (weight,) = (read(i, _in_blocks(recipe)) for i in recipe.sources)
+    (weight,) = (read(i, True) if _in_blocks(recipe) else read(i) for i in recipe.sources)
     biases = [as_tensor(read(i)) for i in recipe.biases]
     for e, own in enumerate(weight):
         pieces = [own] if isinstance(own, Tensor) else list(own)

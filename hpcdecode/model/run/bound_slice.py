@@ -16,8 +16,7 @@ from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.stretches import Stretch, stretches_of
 from hpcdecode.model.frontend.whole_experts import owner_of
 from hpcdecode.model.lower.compile import Compiled, compile_graph
-from hpcdecode.model.lower.few_bits import ALL_FORMS
-from hpcdecode.model.lower.linears import Quantised
+from hpcdecode.model.lower.few_bits import ALL_FORMS, Quantised
 from hpcdecode.model.lower.recipe import ReadWeight
 from hpcdecode.system.shared_memory import WeightMemory
 
@@ -60,22 +59,16 @@ class CompiledSlice:
     Args:
         graph: ([o,] context..., weights...) -> (rows..., context...) or (logits,).
         device: Device of the slices.
-        weights: What the weights of projections are quantised to (see `merge_projections`), or None.
+        weights: What the weights of projections are packed as.
         inductor: Let torch's compiler compile the slices.
         rows: Number of the first results that are to lie side by side.
     """
 
     def __init__(self, graph: fx.Graph, device: torch.device, weights: Quantised, inductor: bool, rows: int):
         cut = stretches_of(graph)
-
-        def of(stretch: Stretch) -> Quantised:
-            return (
-                weights if weights is None or isinstance(weights, str) else tuple(weights[i] for i in stretch.weights)
-            )
-
         ends = (s is cut[-1] for s in cut)
         made = (
-            compile_graph(s.graph, device, of(s), inductor, ends=last, rows=rows if last else 0)
+            compile_graph(s.graph, device, weights.of(s.weights), inductor, ends=last, rows=rows if last else 0)
             for s, last in zip(cut, ends, strict=True)
         )
         self._stretches = list(map(CompiledStretch, cut, made))

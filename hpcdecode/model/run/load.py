@@ -34,7 +34,7 @@ from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower import packed_weights, quantize
-from hpcdecode.model.lower.few_bits import BY_INT8, FORMS
+from hpcdecode.model.lower.few_bits import BY_INT8, FORMS, Quantised
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.cuda_graphs import GraphRecorder
 from hpcdecode.model.run.split_model import AUTO, SplitModel
@@ -134,7 +134,7 @@ def load_split(
         indexers: Let indexers choose the tokens that longer sequences attend to, if attention is over latents;
             else such sequences are not run.
         graphs: Record slices as CUDA graphs, on a CUDA device.
-        int8_activations: Round activations to int8, with a scale for 32 inputs, for GEMMs by weights in few bits but fp8.
+        int8_activations: Round activations to int8, by a scale for 32 inputs, for GEMMs by weights in few bits but fp8.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -169,11 +169,12 @@ def load_split(
     own_layers = stages_of(parts, part.pp)[part.pp_rank]
     forget = partial(_forget_pages, {stored.mapped for stored in tensors.values()})
     recorder = GraphRecorder(device) if graphs and device.type == "cuda" else None
-    model = SplitModel(
-        parts, device, bound, forget, quantised, inductor, memory, own_layers, recorder, int8_activations
-    )
+    packed = None if quantised is None else Quantised(None if quantised == AUTO else quantised, (), int8_activations)
+    model = SplitModel(parts, device, bound, forget, packed, inductor, memory, own_layers, recorder)
     if int8_activations and announce and not model.rounds_activations and quantised != "int8":
-        logger.warning("hpcdecode: warning: --activations int8: no weights in few bits but fp8 here, so nothing is rounded")
+        logger.warning(
+            "hpcdecode: warning: --activations int8: no weights in few bits here (but fp8), so it does nothing"
+        )
     return model
 
 

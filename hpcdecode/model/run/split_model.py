@@ -21,7 +21,7 @@ from hpcdecode.model.frontend.rows import empty_rows
 from hpcdecode.model.frontend.split import Split
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.lower.compile import Compiled, runnable
-from hpcdecode.model.lower.linears import Quantised, by_int8
+from hpcdecode.model.lower.few_bits import NOTHING, Quantised
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
 from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
@@ -81,13 +81,12 @@ class SplitModel:
         device: Device that runs the slices.
         weights: Weights by name, or None for a model that is only asked for its shapes.
         slice_bound: Called when the weights of one more slice are in their final form.
-        quantised: What the weights of projections are quantised to (see `merge_projections`), None for nothing, or AUTO
-            for what they were in the checkpoint, if that holds the same numbers.
+        quantised: What projections' weights are packed as. Those that are not quantised are what they were in the
+            checkpoint, if that holds the same numbers. None for nothing.
         inductor: Let torch's compiler compile the slices.
         memory: Where to put packed weights.
         layers: Layers whose slices are bound, and with the last of them the last slice; None for all.
         recorder: Records slices for the device (see `RecordedSlices`); None to have them run one operator at a time.
-        int8_activations: Round activations to int8 for GEMMs by weights in few bits.
 
     Attributes:
         split: The trace of the model and its slices.
@@ -111,12 +110,11 @@ class SplitModel:
         device: torch.device,
         weights: Mapping[WeightKey, Tensor | Stack] | None,
         slice_bound: Callable[[], None] = lambda: None,
-        quantised: str | None = None,
+        quantised: Quantised | None = None,
         inductor: bool = False,
         memory: WeightMemory = PRIVATE,
         layers: range | None = None,
         recorder: Recorder | None = None,
-        int8_activations: bool = False,
     ):
         self.split = parts
         self.device, self.recorder = device, recorder
@@ -135,22 +133,22 @@ class SplitModel:
         self.head: BoundHead | None = None
         self.rounds_activations = False
         if weights is not None:
-            self._bind(Values(parts.trace, weights, device), slice_bound, quantised, inductor, memory, int8_activations)
+            self._bind(Values(parts.trace, weights, device), slice_bound, quantised, inductor, memory)
 
     def _bind(
         self,
         values: Values,
         slice_bound: Callable[[], None],
-        quantised: str | None,
+        quantised: Quantised | None,
         inductor: bool,
         memory: WeightMemory,
-        int8_activations: bool,
     ) -> None:
         compiled: dict[tuple[int, Quantised], CompiledSlice] = {}
         for i in (*self.layers, *([len(self.attends)] if self.ends else [])):
             part = self.split.slices[i]
-            forms = came_in(values, part.weights, self.device, self.dtype) if quantised == AUTO else quantised
-            forms = by_int8(forms) if int8_activations else forms
+            forms = NOTHING
+            if quantised is not None:
+                forms = quantised._replace(held=came_in(values, part.weights, self.device, self.dtype))
             if (part.group, forms) not in compiled:
                 group = self.split.groups[part.group]
                 compiled[part.group, forms] = CompiledSlice(group.graph, self.device, forms, inductor, group.rows)
