@@ -86,3 +86,20 @@ def test_weights_that_are_not_bfloat16_or_have_activations_of_it_stay_as_they_ar
     for model in (whole, narrow):
         recipes = [r for s in model._slices.values() for t in s.stretches for r in t.compiled.recipes]
         assert {r.bits for r in recipes} == {None}
+
+
+def test_what_is_not_quantised_keeps_them(checkpoint, tmp_path):
+    """The LM head under `--weights int4`: the logits are those of the same weights stored as float32."""
+    if not packed_weights.packs(torch.float32, "bfloat16"):
+        pytest.skip("this machine has no such GEMMs")
+    narrow = as_bfloat16(checkpoint("llama3"), tmp_path / "narrow")
+    wide = shutil.copytree(narrow, tmp_path / "wide")
+    for file in wide.glob("*.safetensors"):
+        save_file({name: tensor.float() for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    models = [load_split(folder, dtype="float32", quantised="int4") for folder in (narrow, wide)]
+    forms = [
+        {r.bits for s in m._slices.values() for t in s.stretches for r in t.compiled.recipes if r.packed}
+        for m in models
+    ]
+    assert forms == [{"int4", "bfloat16"}, {"int4", None}]
+    assert torch.equal(*(step(m, Attention(m), TOKENS, [3, 8]) for m in models))

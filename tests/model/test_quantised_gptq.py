@@ -92,6 +92,8 @@ def test_weights_of_four_bits_stay_packed_unless_inputs_are_permuted(name, check
     permuted = name in ("3 bits", "2 bits", "in order of activations")
     form = "Q8_0" if name == "8 bits" else "int4 grid"
     assert kept(made.quantised, "bfloat16") == ({None} if permuted else {form, None})
+    if form == "int4 grid" and not permuted:  # their numbers are not rounded once more
+        assert kept(made.quantised, "bfloat16", "int4") == {form, None}
 
 
 def test_weights_of_eight_bits_with_zero_points_are_dequantised(checkpoint, tmp_path):

@@ -92,9 +92,9 @@ def logits(path: Path, dtype: str = "float32") -> Tensor:
     )
 
 
-def kept(path: Path, dtype: str) -> set[str | None]:
+def kept(path: Path, dtype: str, quantised: str = "auto") -> set[str | None]:
     """Return the forms of few bits that weights keep, after a check that logits are those of dequantised ones."""
-    wanted, model = load_split(path, dtype=dtype), load_split(path, dtype=dtype, quantised="auto")
+    wanted, model = load_split(path, dtype=dtype), load_split(path, dtype=dtype, quantised=quantised)
     rows = [(0, i, int(token)) for i, token in enumerate(TOKENS)]
     a, b = (step(m, Attention(m), rows, list(range(len(TOKENS)))) for m in (wanted, model))
     assert torch.equal(a, b)
