@@ -25,11 +25,13 @@ from hpcdecode.bench.workload import SHAPES, Shape
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower import packed_weights
-from hpcdecode.model.lower.few_bits import FORMS
+from hpcdecode.model.lower.few_bits import BY_INT8, FORMS
 from hpcdecode.model.lower.stage import TokenRows
 from hpcdecode.model.run.lm_head import LmHead
 from hpcdecode.report.benchmark import case, machine, seconds_of
 from hpcdecode.sampling.sampler import argmax
+
+MEASURED = (*FORMS, BY_INT8["int4"], BY_INT8["mxfp4"])  # weights in few bits, with activations rounded to int8 too
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +84,7 @@ def measure(shape: Shape, tokens: int, passes: int) -> Iterator[Case]:
 
     sides = [calls(make, d) for d in (torch.float32, torch.bfloat16) for make in (by_packed_weights, by_onednn)]
     sides.append(calls(by_packed_weights, torch.int8))
-    sides += [calls(partial(by_packed_weights, bits=bits), torch.bfloat16) for bits in FORMS]
+    sides += [calls(partial(by_packed_weights, bits=bits), torch.bfloat16) for bits in MEASURED]
     seconds = [[seconds_of(partial(_run_all, side)) for side in sides] for _ in range(passes + 1)]
     work = 2e-9 * tokens * sum(w.numel() for w in weights)
     float32, float32_onednn, bfloat16, bfloat16_onednn, int8, *few_bits = zip(*seconds[1:], strict=True)
@@ -90,7 +92,7 @@ def measure(shape: Shape, tokens: int, passes: int) -> Iterator[Case]:
         ("float32", float32, float32_onednn, "oneDNN, float32"),
         ("bfloat16", bfloat16, bfloat16_onednn, "oneDNN, bfloat16"),
         ("int8", int8, bfloat16, "packed weights, bfloat16"),
-        *((bits, own, bfloat16, "packed weights, bfloat16") for bits, own in zip(FORMS, few_bits, strict=True)),
+        *((bits, own, bfloat16, "packed weights, bfloat16") for bits, own in zip(MEASURED, few_bits, strict=True)),
     ):
         ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
         yield case(f"{name}, {tokens} tokens", [work / s for s in ours], "GOP/s", against, ratios)
