@@ -79,11 +79,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        options: EngineOptions,
-        team: Team,
-        model: SplitModel | None = None,
-        timeline: Timeline | None = None,
+        self, options: EngineOptions, team: Team, model: SplitModel | None = None, timeline: Timeline | None = None
     ):
         self.options, self.team, self.timeline = options, team, timeline or Timeline()
         team.occupy()

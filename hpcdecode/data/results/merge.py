@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from hpcdecode.data.results.diskfile import open_segment
+from hpcdecode.data.results.file_writer import FileWriter
 from hpcdecode.data.results.layout import (
     COLUMNS,
     ERROR_COLUMNS,
@@ -19,7 +20,6 @@ from hpcdecode.data.results.layout import (
     RAGGED,
     ROW_COLUMNS,
     Extent,
-    FileWriter,
 )
 from hpcdecode.data.results.sources import BATCH_ENTRIES, SAMPLE_BITS, ErrorSource, RowSource, Source
 from hpcdecode.errors import InvariantViolation, UserError

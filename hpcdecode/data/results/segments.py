@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from hpcdecode.data.results.diskfile import open_segment
+from hpcdecode.data.results.file_writer import FileWriter
 from hpcdecode.data.results.layout import (
     COLUMNS,
     ERROR_COLUMNS,
@@ -25,7 +26,6 @@ from hpcdecode.data.results.layout import (
     TOKENS,
     Column,
     Extent,
-    FileWriter,
     Table,
     create,
     fill_of,
