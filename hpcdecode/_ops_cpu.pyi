@@ -98,6 +98,8 @@ class WeightForm(enum.Enum):
 
     bf16 = 9
 
+    f16 = 10
+
 class BlockType(enum.Enum):
     """Blocks of weights in GGUF files."""
 
@@ -178,10 +180,10 @@ class Product:
         isa: str,
         gate: Op | None = None,
         form: WeightForm = WeightForm.plain,
+        rounded: bool = False,
         heads: int = 1,
         update: Product | None = None,
         adapters: int = 0,
-        rounded: bool = False,
     ) -> None:
         """Describe a GEMM.
 
@@ -194,11 +196,11 @@ class Product:
             gate: silu or gelu_tanh, or None. With a gate y has half as many outputs: of each group of 32 outputs,
                 the gate of the first half times the second half.
             form: Form of the weights. But for plain, the inputs must be a multiple of 32.
+            rounded: Round rows of x to int8, with a scale for 32 inputs.
             heads: With several, a row of x has `words` of each head, and a row of y `outputs` of each. Groups of 32
                 outputs are of one head.
             update: GEMM of h to the same outputs, by which adapters update them before the gate (LoRA), or None.
             adapters: Number of adapters.
-            rounded: Round rows of x to int8, with a scale for 32 inputs.
 
         Raises:
             ValueError: If the instruction set lacks these types, outputs with a gate is no multiple of 32, or the

@@ -119,7 +119,8 @@ NB_MODULE(_ops_cpu, m) {
         .value("q4_k", WeightForm::q4_k)
         .value("q5_k", WeightForm::q5_k)
         .value("q6_k", WeightForm::q6_k)
-        .value("bf16", WeightForm::bf16);
+        .value("bf16", WeightForm::bf16)
+        .value("f16", WeightForm::f16);
 
     nb::enum_<BlockType>(m, "BlockType", "Blocks of weights in GGUF files.")
         .value("q4_0", BlockType::q4_0)

@@ -1,15 +1,15 @@
 // Forms of packed weights that take fewer bits than activations, and how a panel holds them.
 //
-// bf16 is for activations of float32: its panel is that of bfloat16 activations. Any other panel begins with what its
-// sums begin with, 32 float32. Two halves of 16 outputs follow. A half has the scales of all groups of inputs, up to a
-// multiple of 64 bytes, then the codes of 32 inputs at a time.
+// bf16 and f16 (float16) are for activations of float32: their panels are as that of bfloat16 activations. Any other
+// panel begins with what its sums begin with, 32 float32. Two halves of 16 outputs follow. A half has the scales of all
+// groups of inputs, up to a multiple of 64 bytes, then the codes of 32 inputs at a time.
 #pragma once
 #include <cstdint>
 
 namespace hpcdecode::ops {
 
-enum class WeightForm : int { plain, int4, mxfp4, fp8, q4_1, q8_0, q4_k, q5_k, q6_k, bf16 };
-constexpr int kForms = 10;
+enum class WeightForm : int { plain, int4, mxfp4, fp8, q4_1, q8_0, q4_k, q5_k, q6_k, bf16, f16 };
+constexpr int kForms = 11;
 constexpr int64_t kBlockInputs = 32;  // inputs must be a multiple
 constexpr int64_t kOutputs = 32;      // of a panel
 
@@ -87,6 +87,7 @@ constexpr int64_t packed_bytes(WeightForm form, int64_t inputs) {
         case WeightForm::q6_k:
             return 2 * half_bytes<Q6KLayout>(inputs);
         case WeightForm::bf16:
+        case WeightForm::f16:
             return kOutputs * inputs * 2;
         case WeightForm::plain:
             break;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BFLOAT16 = "bfloat16"  # weights of that type, where activations are float32
+BFLOAT16, FLOAT16 = AS_STORED = "bfloat16", "float16"  # weights of that type, where activations are float32
 
 
 class Held(NamedTuple):
@@ -28,4 +28,4 @@ class Held(NamedTuple):
 
 
 NOT_HELD = Held(None, None)
-HELD_AS_BFLOAT16 = Held(BFLOAT16, BFLOAT16)
+HELD_AS_STORED = {"BF16": Held(BFLOAT16, BFLOAT16), "F16": Held(FLOAT16, FLOAT16)}  # by names of safetensors

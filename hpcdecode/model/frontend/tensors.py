@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hpcdecode.model.frontend.held import HELD_AS_BFLOAT16, NOT_HELD, Held
+from hpcdecode.model.frontend.held import HELD_AS_STORED, NOT_HELD, Held
 from hpcdecode.model.frontend.mapped import MappedFile
 
 
@@ -77,4 +77,4 @@ class StoredTensor:
 
     def few_bits(self) -> Held:
         """Return what holds its numbers in fewer bits than activations of float32 have."""
-        return HELD_AS_BFLOAT16 if self.dtype == "BF16" else NOT_HELD
+        return HELD_AS_STORED.get(self.dtype, NOT_HELD)

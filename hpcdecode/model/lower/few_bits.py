@@ -6,7 +6,7 @@
 | mxfp4 | FP4 (E2M1) * 2^exponent | 32: exponent of 8 bits (OCP Microscaling 1.0) | 4.25 |
 | fp8 | FP8 (E4M3) * scale | 128: float32 scale | 8.25 |
 
-Weights of bfloat16 are a form, too, where activations are float32: they keep their numbers.
+Weights of bfloat16 and float16 are forms, too, where activations are float32: they keep their numbers.
 
 Blocks of GGUF files are packed as they are. Their forms have the names of their types: codes of 4 or 8 bits, times
 float16 scales, or for Q4_K, Q5_K and Q6_K times scales of two levels.
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode._ops_cpu import BlockType, WeightForm, pack_blocks, pack_few_bits, pack_weights
-from hpcdecode.model.frontend.held import BFLOAT16, Held
+from hpcdecode.model.frontend.held import BFLOAT16, FLOAT16, Held
 from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.lower.instruction import TYPES
 
@@ -91,12 +91,12 @@ class FewBits(NamedTuple):
         Returns:
             The number of groups whose scales were looked for and not found.
         """
-        as_stored = self.native is WeightForm.bf16
-        rows = [(p.bfloat16() if as_stored else p).contiguous() for p in parts]
+        as_stored = HALVES.get(self.native)
+        rows = [p.to(as_stored or p.dtype).contiguous() for p in parts]
         places = [(p.data_ptr(), p.stride(0) * p.element_size(), len(p)) for p in rows]
         bias, inputs, whole = bias.contiguous(), self.inputs(rows[0]), sum(map(len, rows))
         threads = torch.get_num_threads()
-        if as_stored:
+        if as_stored is not None:
             pack_weights(places, [bias.data_ptr()], self.words(inputs), in_turn or whole, made.data_ptr(), threads)
             return 0
         if self.block is not None:
@@ -131,11 +131,10 @@ OF_BLOCKS = {
     "Q5_K": FewBits(WeightForm.q5_k, 256, 20, 8),
     "Q6_K": FewBits(WeightForm.q6_k, 256, 18, 8),
 }
-AS_STORED = {BFLOAT16: FewBits(WeightForm.bf16, 32, 0, 16)}
+HALVES = {WeightForm.bf16: torch.bfloat16, WeightForm.f16: torch.float16}
+AS_STORED = {BFLOAT16: FewBits(WeightForm.bf16, 32, 0, 16), FLOAT16: FewBits(WeightForm.f16, 32, 0, 16)}
 EXACT = {**FORMS, **GRIDS, **AS_STORED, **{name: form._replace(block=name) for name, form in OF_BLOCKS.items()}}
-BY_INT8 = {
-    name: f"{name} by int8" for name, form in EXACT.items() if form.native not in (WeightForm.fp8, WeightForm.bf16)
-}
+BY_INT8 = {name: f"{name} by int8" for name, form in EXACT.items() if form.native not in (WeightForm.fp8, *HALVES)}
 ALL_FORMS = {**EXACT, **{own: EXACT[name]._replace(rounded=True) for name, own in BY_INT8.items()}}
 
 

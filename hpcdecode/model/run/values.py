@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.model.frontend.held import BFLOAT16, NOT_HELD, Held
+from hpcdecode.model.frontend.held import AS_STORED, NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightKey
 from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.stack import Stack
@@ -102,7 +102,7 @@ def came_in(values: Values, weights: Sequence[fx.Node], device: torch.device, dt
         return (NOT_HELD,) * len(weights)
 
     def form(name: str | None) -> str | None:
-        known = name if name is None or name in (BFLOAT16, *BLOCKS) else f"{name} grid"
+        known = name if name is None or name in (*AS_STORED, *BLOCKS) else f"{name} grid"
         return known if known is not None and packs(dtype, known) else None
 
     return tuple(Held(*map(form, names)) for names in values.few_bits(weights))

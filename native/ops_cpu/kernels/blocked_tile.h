@@ -190,8 +190,9 @@ void blocked_tile(const Tile& t, int rows) {
     store_sums<Out>(t, rows, sums);
 }
 
-// Weights of bfloat16 for activations of float32. Sums are those of the same weights in float32.
-constexpr FormKernels widened = {{{blocked_tile<WidenedBfloat16, VectorToFloat32>, kMostTileRows, true}}};
+// Weights of 16 bits for activations of float32. Sums are those of the same weights in float32.
+template <class Unit>
+constexpr FormKernels widened = {{{blocked_tile<Unit, VectorToFloat32>, kMostTileRows, true}}};
 
 // Multiplies a function of each row's first half by the second half, rounding as the steps of a fused kernel would.
 template <class Out, float (*f)(float)>

@@ -9,17 +9,18 @@
 namespace hpcdecode::ops::HPCDECODE_ISA {
 
 extern const KernelTable table;
-constexpr KernelTable table = make_table(
-    "avx512",
-    {{{tiles<Float32, ToFloat32>},
-      {nullptr, blocked_tile<VectorBfloat16, VectorToBfloat16>},
-      {blocked_tile<VectorInt8, VectorToFloat32>, blocked_tile<VectorInt8, VectorToBfloat16>}},
-     {gate<ToFloat32, silu>, vector_gate<VectorToBfloat16, silu_f>},
-     {gate<ToFloat32, gelu_tanh>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
-     nullptr,
-     {kTileRows, kMostTileRows, kMostTileRows},
-     {nullptr, values_of_bfloat16, values_of_int8}},
-    by_factors<Int4Factors>(), by_factors<Mxfp4Factors>(), by_factors<Fp8Factors>(), by_factors<Q41Factors>(),
-    by_factors<Q80Factors>(), by_factors<Q4KFactors>(), by_factors<Q5KFactors>(), by_factors<Q6KFactors>(), widened);
+constexpr KernelTable table =
+    make_table("avx512",
+               {{{tiles<Float32, ToFloat32>},
+                 {nullptr, blocked_tile<VectorBfloat16, VectorToBfloat16>},
+                 {blocked_tile<VectorInt8, VectorToFloat32>, blocked_tile<VectorInt8, VectorToBfloat16>}},
+                {gate<ToFloat32, silu>, vector_gate<VectorToBfloat16, silu_f>},
+                {gate<ToFloat32, gelu_tanh>, vector_gate<VectorToBfloat16, gelu_tanh_f>},
+                nullptr,
+                {kTileRows, kMostTileRows, kMostTileRows},
+                {nullptr, values_of_bfloat16, values_of_int8}},
+               by_factors<Int4Factors>(), by_factors<Mxfp4Factors>(), by_factors<Fp8Factors>(),
+               by_factors<Q41Factors>(), by_factors<Q80Factors>(), by_factors<Q4KFactors>(), by_factors<Q5KFactors>(),
+               by_factors<Q6KFactors>(), widened<WidenedBfloat16>, widened<WidenedFloat16>);
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

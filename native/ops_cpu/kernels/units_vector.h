@@ -61,6 +61,20 @@ struct WidenedBfloat16 : VectorBfloat16 {
     static constexpr int kXWords = 2;
 };
 
+// The same by weights of float16.
+struct WidenedFloat16 : VectorFloatSums {
+    static constexpr int kParts = 2, kRows = kGroup - 1, kXWords = 2;
+    template <int part>
+    static Floats factor(Ints word) {
+        const Ints half = part == 0 ? word << 16 : word & static_cast<int32_t>(0xffff0000u);
+        const Ints magnitude = (half & 0x7fff0000) >> 3, sign = half & static_cast<int32_t>(0x80000000u);
+        const Ints most = Ints{} + 0x0f800000;  // infinity and NaN, whose exponent a product would make a number's
+        const Floats number = reinterpret_cast<Floats>(magnitude) * 0x1p112f;
+        const Ints more = (magnitude >= most) & 0x7f800000;
+        return reinterpret_cast<Floats>(reinterpret_cast<Ints>(number) | more | sign);
+    }
+};
+
 // Products of the lower halves of two words, plus those of their upper halves.
 inline Ints multiply_pairs(Ints a, Ints b) {
 #if defined(__AVX512BW__)

@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader, read_header
 from hpcdecode.model.frontend.gguf.names import IN_CONFIG, SAME, Change, key_of, own_values, table_of
-from hpcdecode.model.frontend.held import NOT_HELD, Held
+from hpcdecode.model.frontend.held import HELD_AS_STORED, NOT_HELD, Held
 from hpcdecode.model.frontend.mapped import MappedFile
 from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.quantization.plain import ELEMENTS_AT_ONCE, NAMES, empty, on_threads
@@ -100,8 +100,10 @@ class GgufTensor:
         return weight.t() if self._change.transposed else weight.view(self.shape)
 
     def few_bits(self) -> Held:
-        """Return what holds its numbers in few bits: its own blocks, if they are one of BLOCKS."""
+        """Return what holds its numbers in few bits: its own type of 16 bits, or blocks, if they are one of BLOCKS."""
         name: str = package().GGMLQuantizationType(self._kind).name
+        if name in HELD_AS_STORED and not self._change.added:
+            return HELD_AS_STORED[name]
         if self._change.transposed or self._change.row or self._change.added or len(self._stored) != 2:
             return NOT_HELD
         return Held(name if name in BLOCKS else FORMS.get(name), None)

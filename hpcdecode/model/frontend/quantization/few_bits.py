@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcdecode.model.frontend.held import BFLOAT16, NOT_HELD, Held
+from hpcdecode.model.frontend.held import AS_STORED, NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.quantization.formats import ScaleBlock, WeightFormat
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
@@ -44,7 +44,7 @@ BLOCKS = {  # types of GGUF that GEMMs take as they are
 }
 INT8_BLOCKS = "Q8_0"  # what holds integers of 8 bits, of other formats too
 GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128}  # inputs that share a scale there
-GROUPS[BFLOAT16] = 32
+GROUPS |= dict.fromkeys(AS_STORED, 32)
 GROUPS |= {name: size.inputs for name, size in BLOCKS.items()}
 
 
