@@ -16,7 +16,8 @@ from hpcdecode import LLM, SamplingParams
 from hpcdecode.bench import accuracy
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.model import load_split
-from hpcdecode.model.lower import quantize
+from hpcdecode.model.lower import packed_weights, quantize
+from hpcdecode.model.lower.few_bits import BY_INT8
 from tests.support.models import Attention, step
 from tests.support.parity import generated, greedy
 from tests.support.real_models import folder
@@ -103,6 +104,10 @@ def test_what_few_bits_cost(real_model, name):
     if quantize.exact():
         ways["weights"] = accuracy.Way(load_split(path, dtype="float32", quantised="int8"), caches["float32"])
         bounds["weights"] = (1.010, 0.95)
+    rounding = {"exact": False, "rounded": True} if packed_weights.packs(torch.float32, BY_INT8["int4"]) else {}
+    for way, by_int8 in rounding.items():
+        loaded = load_split(path, dtype="float32", quantised="int4", int8_activations=by_int8)
+        ways[way] = accuracy.Way(loaded, caches["float32"])
     losses = accuracy.measure(ways, text)
     exact = losses.pop("float32")
     found = {
@@ -110,6 +115,9 @@ def test_what_few_bits_cost(real_model, name):
         for way, loss in losses.items()
     }
     assert all(found[way][0] <= most + FEW and found[way][1] >= least for way, (most, least) in bounds.items()), found
+    if rounding:  # of activations, beside int4 weights
+        assert found["rounded"][0] <= (1.01 + FEW) * found["exact"][0], found
+        assert found["rounded"][1] >= found["exact"][1] - 0.05, found
 
 
 def test_the_first_command_of_the_readme_answers(real_model, hpcdecode):
