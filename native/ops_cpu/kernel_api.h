@@ -1,5 +1,6 @@
 // The table of an instruction set's kernels.
 #pragma once
+#include <array>
 #include <string>
 
 #include "fused_kernel.h"
@@ -58,7 +59,7 @@ struct KernelTable {
     void (*store[4])(int64_t count, const float* in, char* out);
     void (*add[2])(int64_t count, const char* in, char* out);  // in to out, rounded to their type
     Products products;
-    FormKernels forms[kForms];
+    std::array<FormKernels, kForms> forms;
     float (*largest)(int64_t count, const float* values);
     void (*weigh)(int64_t count, float top, float by, float* logits);  // to exp((logit - top) * by)
     void (*sums_from)(int64_t count, const float* weights, const float* floors, double* sums);  // adds, of kFloors

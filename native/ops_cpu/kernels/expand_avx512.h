@@ -115,13 +115,14 @@ struct ExpandingTile {
     static constexpr auto* kernel = expanding_tile<Form, ToBfloat16, R>;
 };
 
-template <class Form, class Factors>
-constexpr FormKernels in_registers() {
-    return {
+template <class Factors>
+struct InRegisters {
+    using Form = typename Factors::Words;
+    static constexpr FormKernels kKernels = {
         {form_tiles<Factors, VectorFloat32, VectorToFloat32>, {by_rows<ExpandingTile<Form>, kDirectRows>, kDirectRows}},
         expand_words<Form>,
         by_rounded_rows<Factors>()};
-}
+};
 
 }  // namespace
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

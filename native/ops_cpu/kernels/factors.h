@@ -93,10 +93,11 @@ struct Fp4Vectors;
 struct ByteVectors;
 struct TwoScaleVectors;
 
-// Forms as tiles take them. `Vectors`, if not void, is how vectors hold codes as bytes. `write` expands the 32 inputs
-// from `input` on of half a panel.
+// Forms as tiles take them. `Vectors`, if not void, is how vectors hold codes as bytes, `Words` how AVX-512 expands
+// them (words_avx512.h). `write` expands the 32 inputs from `input` on of half a panel.
 struct Int4Factors : Int4Layout {
     using Vectors = NibbleVectors;
+    using Words = struct Int4Words;
 
     static Affine affine(const char* scales, int64_t input) {
         scales = scales_of<Int4Layout>(scales, input);
@@ -115,6 +116,7 @@ struct Int4Factors : Int4Layout {
 
 struct Q41Factors : Q41Layout {
     using Vectors = NibbleVectors;
+    using Words = struct Q41Words;
 
     static Affine affine(const char* scales, int64_t input) {
         scales = scales_of<Q41Layout>(scales, input);
@@ -129,6 +131,7 @@ struct Q41Factors : Q41Layout {
 
 struct Q80Factors : Q80Layout {
     using Vectors = ByteVectors;
+    using Words = struct Q80Words;
 
     static Affine affine(const char* scales, int64_t input) {
         scales = scales_of<Q80Layout>(scales, input);
@@ -143,6 +146,7 @@ struct Q80Factors : Q80Layout {
 
 struct Q4KFactors : Q4KLayout {
     using Vectors = NibbleVectors;
+    using Words = struct Q4KWords;
 
     static Affine affine(const char* scales, int64_t input) { return levels<Q4KLayout>(scales, input); }
     template <bool round, int64_t stride>
@@ -153,6 +157,7 @@ struct Q4KFactors : Q4KLayout {
 
 struct Q5KFactors : Q5KLayout {
     using Vectors = ByteVectors;
+    using Words = struct Q5KWords;
 
     static Affine affine(const char* scales, int64_t input) { return levels<Q5KLayout>(scales, input); }
     template <bool round, int64_t stride>
@@ -164,6 +169,7 @@ struct Q5KFactors : Q5KLayout {
 
 struct Q6KFactors : Q6KLayout {
     using Vectors = TwoScaleVectors;
+    using Words = struct Q6KWords;
 
     // Of the 16 inputs from `input` on.
     static Affine affine(const char* scales, int64_t input) {
@@ -185,6 +191,7 @@ struct Q6KFactors : Q6KLayout {
 
 struct Mxfp4Factors : Mxfp4Layout {
     using Vectors = Fp4Vectors;
+    using Words = struct Mxfp4Words;
 
     // Of codes as `Fp4Vectors` shows them.
     static Affine affine(const char* scales, int64_t input) {
@@ -222,6 +229,7 @@ struct Mxfp4Factors : Mxfp4Layout {
 
 struct Fp8Factors : Fp8Layout {
     using Vectors = void;
+    using Words = struct Fp8Words;
 
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {

@@ -55,11 +55,30 @@ void form_tile(const Tile& t, int rows) {
 template <class Form, class Unit, class Out>
 constexpr DirectTiles form_tiles = {form_tile<Form, Unit, Out>, kMostTileRows, true};
 
-template <class Form>
-constexpr FormKernels by_factors() {
-    return {{form_tiles<Form, VectorFloat32, VectorToFloat32>, form_tiles<Form, VectorBfloat16, VectorToBfloat16>},
-            nullptr,
-            by_rounded_rows<Form>()};
+// Kernels of a form that expands to factors.
+template <class Factors>
+struct ByFactors {
+    static constexpr FormKernels kKernels = {
+        {form_tiles<Factors, VectorFloat32, VectorToFloat32>, form_tiles<Factors, VectorBfloat16, VectorToBfloat16>},
+        nullptr,
+        by_rounded_rows<Factors>()};
+};
+
+// Returns the kernels of all forms, in the order of WeightForm.
+// By: Has those of a form that expands, given its factors.
+template <template <class> class By>
+constexpr std::array<FormKernels, kForms> form_kernels() {
+    return {FormKernels{},
+            By<Int4Factors>::kKernels,
+            By<Mxfp4Factors>::kKernels,
+            By<Fp8Factors>::kKernels,
+            By<Q41Factors>::kKernels,
+            By<Q80Factors>::kKernels,
+            By<Q4KFactors>::kKernels,
+            By<Q5KFactors>::kKernels,
+            By<Q6KFactors>::kKernels,
+            widened<WidenedBfloat16>,
+            widened<WidenedFloat16>};
 }
 
 }  // namespace

@@ -16,18 +16,14 @@
 namespace hpcdecode::ops::HPCDECODE_ISA {
 
 extern const KernelTable table;
-constexpr KernelTable table =
-    make_table(HPCDECODE_ISA_NAME,
-               {{{tiles<Float32, ToFloat32>},
-                 {nullptr, amx_tiles<PairProducts, ToBfloat16>},
-                 {amx_tiles<QuadProducts, ToFloat32>, amx_tiles<QuadProducts, ToBfloat16>}},
-                {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
-                {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
-                screen,
-                {kTileRows, kMostTileRows, kMostTileRows}},
-               in_tiles<Int4Words, Int4Factors>(), in_tiles<Mxfp4Words, Mxfp4Factors>(),
-               in_tiles<Fp8Words, Fp8Factors>(), in_tiles<Q41Words, Q41Factors>(), in_tiles<Q80Words, Q80Factors>(),
-               in_tiles<Q4KWords, Q4KFactors>(), in_tiles<Q5KWords, Q5KFactors>(), in_tiles<Q6KWords, Q6KFactors>(),
-               widened<WidenedBfloat16>, widened<WidenedFloat16>);
+constexpr KernelTable table = make_table(HPCDECODE_ISA_NAME,
+                                         {{{tiles<Float32, ToFloat32>},
+                                           {nullptr, amx_tiles<PairProducts, ToBfloat16>},
+                                           {amx_tiles<QuadProducts, ToFloat32>, amx_tiles<QuadProducts, ToBfloat16>}},
+                                          {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
+                                          {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
+                                          screen,
+                                          {kTileRows, kMostTileRows, kMostTileRows}},
+                                         form_kernels<InTiles>());
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

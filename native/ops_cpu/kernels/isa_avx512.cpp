@@ -19,8 +19,6 @@ constexpr KernelTable table =
                 nullptr,
                 {kTileRows, kMostTileRows, kMostTileRows},
                 {nullptr, values_of_bfloat16, values_of_int8}},
-               by_factors<Int4Factors>(), by_factors<Mxfp4Factors>(), by_factors<Fp8Factors>(),
-               by_factors<Q41Factors>(), by_factors<Q80Factors>(), by_factors<Q4KFactors>(), by_factors<Q5KFactors>(),
-               by_factors<Q6KFactors>(), widened<WidenedBfloat16>, widened<WidenedFloat16>);
+               form_kernels<ByFactors>());
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

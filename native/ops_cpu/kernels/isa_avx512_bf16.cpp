@@ -10,17 +10,13 @@
 namespace hpcdecode::ops::HPCDECODE_ISA {
 
 extern const KernelTable table;
-constexpr KernelTable table = make_table(
-    "avx512_bf16",
-    {{{tiles<Float32, ToFloat32>},
-      {nullptr, tiles<Bfloat16, ToBfloat16>},
-      {tiles<Int8, ToFloat32>, tiles<Int8, ToBfloat16>}},
-     {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
-     {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
-     screen},
-    in_registers<Int4Words, Int4Factors>(), in_registers<Mxfp4Words, Mxfp4Factors>(),
-    in_registers<Fp8Words, Fp8Factors>(), in_registers<Q41Words, Q41Factors>(), in_registers<Q80Words, Q80Factors>(),
-    in_registers<Q4KWords, Q4KFactors>(), in_registers<Q5KWords, Q5KFactors>(), in_registers<Q6KWords, Q6KFactors>(),
-    widened<WidenedBfloat16>, widened<WidenedFloat16>);
+constexpr KernelTable table = make_table("avx512_bf16",
+                                         {{{tiles<Float32, ToFloat32>},
+                                           {nullptr, tiles<Bfloat16, ToBfloat16>},
+                                           {tiles<Int8, ToFloat32>, tiles<Int8, ToBfloat16>}},
+                                          {gate<ToFloat32, silu>, gate<ToBfloat16, silu>},
+                                          {gate<ToFloat32, gelu_tanh>, gate<ToBfloat16, gelu_tanh>},
+                                          screen},
+                                         form_kernels<InRegisters>());
 
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

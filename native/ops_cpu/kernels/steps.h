@@ -222,10 +222,8 @@ inline float minimum_f(float x, float y) { return x > y ? y : x; }
 #define BINARY(f) {binary<Float, f>, binary<Bfloat, f>}
 
 // The table must be a constant: computing it when the library is loaded would run these instructions on every CPU.
-// forms: In the order of WeightForm, without `plain`.
-template <class... Forms>
-constexpr KernelTable make_table(const char* name, Products products = {}, Forms... forms) {
-    static_assert(sizeof...(forms) == 0 || sizeof...(forms) == kForms - 1);
+// forms: In the order of WeightForm.
+constexpr KernelTable make_table(const char* name, Products products = {}, std::array<FormKernels, kForms> forms = {}) {
     return {name,
             {{nullptr, nullptr},
              {nullptr, nullptr},
@@ -260,7 +258,7 @@ constexpr KernelTable make_table(const char* name, Products products = {}, Forms
             {store_f32, store_bf16, store_i8, store_i64},
             {add_f32, add_bf16},
             products,
-            {FormKernels{}, forms...},
+            forms,
             largest,
             weigh,
             sums_from,

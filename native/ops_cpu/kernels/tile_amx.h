@@ -198,13 +198,14 @@ void amx_tile(const Tile& t, int rows) {
 template <class Products, class Out>
 constexpr TileKernel amx_tiles = amx_tile<Products, Out, PlainWords<Products>>;
 
-template <class Form, class Factors>
-constexpr FormKernels in_tiles() {
-    return {{form_tiles<Factors, VectorFloat32, VectorToFloat32>,
-             {amx_tile<PairProducts, ToBfloat16, ExpandedWords<Form>>, kMostTileRows}},
-            expand_words<Form>,
-            by_rounded_rows<Factors>()};
-}
+template <class Factors>
+struct InTiles {
+    using Form = typename Factors::Words;
+    static constexpr FormKernels kKernels = {{form_tiles<Factors, VectorFloat32, VectorToFloat32>,
+                                              {amx_tile<PairProducts, ToBfloat16, ExpandedWords<Form>>, kMostTileRows}},
+                                             expand_words<Form>,
+                                             by_rounded_rows<Factors>()};
+};
 
 }  // namespace
 }  // namespace hpcdecode::ops::HPCDECODE_ISA
