@@ -53,8 +53,15 @@ def test_a_mix_of_adapters(tmp_path):
     assert int(re.search(r"(\d+) of them with adapters", result.stdout)[1]) > 0
 
 
+ROUNDED = ("--weights", "int4", "--activations", "int8")
+
+
+def test_3_mixes_of_rounded_activations(tmp_path):
+    same(run_mixes(tmp_path, "demo=demo", 3, 210, *ROUNDED, "--rows", 8, ranks=3, seconds=300), 3)
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("options", [(), ("--score",), ("--dtype", "bfloat16", "--weights", "int8")])
+@pytest.mark.parametrize("options", [(), ("--score",), ("--dtype", "bfloat16", "--weights", "int8"), ROUNDED])
 def test_200_mixes_of_adapters(tmp_path, options):
     same(run_mixes(tmp_path, "demo=demo", 200, 301, "--adapters", *options, seconds=7200), 200)
 
