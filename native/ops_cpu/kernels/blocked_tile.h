@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kAllVectors = kPanel / kWidth;
 constexpr int kFewRows = kGroup * kVectors / kAllVectors;  // rows whose sums of a whole panel fit registers
-constexpr int kWrittenGroups = 4;                          // of rows, from which on factors are written out first
 constexpr int64_t kWritten = 256, kWords = 128;            // steps whose factors, or words, stay in the first cache
 
 // Factors as the words of a panel hold them.
@@ -162,7 +161,7 @@ constexpr int passes(int rows) {
 // Multiplies rows by a panel. Sums run along the words in order, however many rows there are.
 template <class Unit, class Out>
 void blocked_tile(const Tile& t, int rows) {
-    const bool few = rows <= kFewRows, written = rows > (kWrittenGroups - 1) * kGroup;
+    const bool few = rows <= kFewRows, written = rows > (Unit::kWrittenGroups - 1) * kGroup;
     const int64_t all = t.words / Unit::kXWords, most = written ? kWritten / Unit::kParts : kWords;
     const int64_t parts = written ? Unit::kParts : 1;  // steps of a word
     alignas(kLine) float sums[kMostTileRows * kPanel];

@@ -34,6 +34,7 @@ inline void store_vector(void* p, V x) {
 // What sums of float32 have in common.
 struct VectorFloatSums {
     static constexpr int kHeads = 1, kXWords = 1;  // kXWords: of a row, to a word of weights
+    static constexpr int kWrittenGroups = 4;       // of rows, from which on factors are written out first
     using Sum = Floats;
     using Value = float;
     static Sum add(Sum sum, Value value, Sum factor) { return sum + value * factor; }
@@ -63,15 +64,20 @@ struct WidenedBfloat16 : VectorBfloat16 {
 
 // The same by weights of float16.
 struct WidenedFloat16 : VectorFloatSums {
-    static constexpr int kParts = 2, kRows = kGroup - 1, kXWords = 2;
+    static constexpr int kParts = 2, kRows = kGroup - 1, kXWords = 2, kWrittenGroups = 2;
     template <int part>
     static Floats factor(Ints word) {
-        const Ints half = part == 0 ? word << 16 : word & static_cast<int32_t>(0xffff0000u);
-        const Ints magnitude = (half & 0x7fff0000) >> 3, sign = half & static_cast<int32_t>(0x80000000u);
-        const Ints most = Ints{} + 0x0f800000;  // infinity and NaN, whose exponent a product would make a number's
-        const Floats number = reinterpret_cast<Floats>(magnitude) * 0x1p112f;
-        const Ints more = (magnitude >= most) & 0x7f800000;
-        return reinterpret_cast<Floats>(reinterpret_cast<Ints>(number) | more | sign);
+        const __m128i lane = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);  // by halves of words
+#if defined(__AVX512BW__)
+        const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+        const __m512i halves = _mm512_permutexvar_epi64(
+            order, _mm512_shuffle_epi8(reinterpret_cast<__m512i>(word), _mm512_broadcast_i32x4(lane)));
+        return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, part)));
+#else
+        const __m256i halves = _mm256_permute4x64_epi64(
+            _mm256_shuffle_epi8(reinterpret_cast<__m256i>(word), _mm256_broadcastsi128_si256(lane)), 0xd8);
+        return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, part)));
+#endif
     }
 };
 
@@ -87,7 +93,7 @@ inline Ints multiply_pairs(Ints a, Ints b) {
 // Bytes as pairs of 16 bits: bytes 0 and 2, then 1 and 3. Rows are x + 128, as for the kernels whose factor is
 // unsigned.
 struct VectorInt8 {
-    static constexpr int kHeads = 2, kParts = 2, kRows = kGroup, kXWords = 1;
+    static constexpr int kHeads = 2, kParts = 2, kRows = kGroup, kXWords = 1, kWrittenGroups = 4;
     using Sum = Ints;
     using Value = int32_t;
     template <int part>
