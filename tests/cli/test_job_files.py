@@ -89,7 +89,7 @@ def test_values_and_paths(job_file, tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("max_token = 3", r"expected keys among activations, .*max_tokens.*; got max_token; did you mean max_tokens[?]"),
+        ("max_token = 3", r"expected keys among activations, .*; got max_token; did you mean max_tokens[?]"),
         ("[sampling]\nseed = 3", "got sampling"),
         ('max_tokens = "3"', 'max_tokens: expected a 64-bit integer, got a string "3"'),
         ("batch = true", "batch: expected a 64-bit integer, got a boolean true"),
