@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> Report:
     if args.tokens > (model.max_positions or args.tokens):
         raise UserError(f"--tokens {args.tokens}: the model has {model.max_positions} positions; give at most that")
     ways = {name: Way(model, _kv_cache(model, name, args.tokens)) for name in (EXACT, *args.kv_dtype)}
+    by_int8 = args.activations == "int8"
     for weights in (["int8"] if quantize.exact() else []) if args.weights is None else args.weights:
-        by_int8 = args.activations == "int8"
         own = load_split(path, dtype=args.dtype, quantised=weights, int8_activations=by_int8)
         ways[f"{weights} weights" + " by int8" * by_int8] = Way(own, ways[EXACT].kv_cache)
     losses = measure(ways, text)

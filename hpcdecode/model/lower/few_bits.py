@@ -11,8 +11,8 @@ Weights of bfloat16 and float16 are forms, too, where activations are float32: t
 Blocks of GGUF files are packed as they are. Their forms have the names of their types: codes of 4 or 8 bits, times
 float16 scales, or for Q4_K, Q5_K and Q6_K times scales of two levels.
 
-Activations may be rounded to int8 for GEMMs by all of them but fp8 and bfloat16. Those forms have names of their own,
-BY_INT8.
+Activations may be rounded to int8 for GEMMs by all of them but fp8, bfloat16 and float16. Those forms have names of
+their own, BY_INT8.
 
 Other weights are rounded to the nearest codes. Those of a quantised checkpoint were codes times scales before they were
 read, rounded to the model's dtype. For them the scales are looked for that give the same numbers, bit for bit.
@@ -159,8 +159,8 @@ class Quantised(NamedTuple):
 
     Attributes:
         to: int8 or one of FORMS for those with many outputs, but in few bits not the LM head; or None.
-        held: For each of the graph's weights one of GRIDS or BLOCKS, or bfloat16, which holds its numbers: for
-            those that are not quantised, or were so before they were read. Empty if they are to be dequantised.
+        held: For each of the graph's weights one of GRIDS, AS_STORED or BLOCKS, which holds its numbers: for those
+            that are not quantised, or were so before they were read. Empty if they are to be dequantised.
         int8_activations: Round activations to int8 for GEMMs by weights in few bits.
     """
 

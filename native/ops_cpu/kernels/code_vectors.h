@@ -31,7 +31,7 @@ struct ByteProducts {
     }
 };
 
-// Vectors of 4 bits of int4 and of GGUF's forms: of 4 outputs each, 8 inputs at a time, in two lanes of an output. A
+// Codes of 4 bits of int4 and of GGUF's forms: of 4 outputs each, 8 inputs at a time, in two lanes of an output. A
 // sum of 16 bits has 8 products of at most 15 * 127.
 struct NibbleVectors : ByteProducts {
     static constexpr int kVectors = 4, kTimes = 4;
@@ -51,7 +51,7 @@ struct NibbleVectors : ByteProducts {
     }
 };
 
-// Vectors of MXFP4: of 8 outputs each, 4 inputs at a time. They are shown as twice their number, plus 12, so a sum of
+// Codes of MXFP4: of 8 outputs each, 4 inputs at a time. They are shown as twice their number, plus 12, so a sum of
 // 16 bits has 8 products of at most 24 * 127.
 struct Fp4Vectors : ByteProducts {
     static constexpr int kVectors = 2, kTimes = 8;
@@ -70,7 +70,7 @@ struct Fp4Vectors : ByteProducts {
     static __m256i by_output(const __m256i* sums, int upper) { return sums[upper]; }
 };
 
-// Vectors of a byte, signed, as numbers of 16 bits: of 8 outputs each, 2 inputs at a time.
+// Codes of a byte, signed, as numbers of 16 bits: of 8 outputs each, 2 inputs at a time.
 struct ByteVectors {
     using Inputs = RoundedInputs<int16_t>;
     static constexpr int kVectors = 2, kTimes = 16, kAtOnce = 16, kScales = 1;

@@ -22,6 +22,11 @@ inline __m256 halves_at(const char* p, int64_t i) {
 
 inline __m128i eight_at(const char* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
 
+// Returns the powers of two whose exponents + 127 lie there in bytes.
+inline __m256 powers_at(const char* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(eight_at(p)), 23));
+}
+
 // Returns -(a * b).
 inline __m256 negative(__m256 a, __m256 b) { return _mm256_sub_ps(_mm256_set1_ps(-0.0f), _mm256_mul_ps(a, b)); }
 
@@ -198,8 +203,7 @@ struct Mxfp4Factors : Mxfp4Layout {
         scales = scales_of<Mxfp4Layout>(scales, input);
         Affine by;
         for (int upper = 0; upper < 2; ++upper) {
-            const __m256i exponents = _mm256_cvtepu8_epi32(eight_at(scales + upper * kEight));
-            const __m256 scale = _mm256_castsi256_ps(_mm256_slli_epi32(exponents, 23));
+            const __m256 scale = powers_at(scales + upper * kEight);
             by.scale[upper] = _mm256_mul_ps(scale, _mm256_set1_ps(0.5f));
             by.start[upper] = _mm256_mul_ps(scale, _mm256_set1_ps(-6.0f));
         }
@@ -211,8 +215,7 @@ struct Mxfp4Factors : Mxfp4Layout {
         const __m256 magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
         const __m256i sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
         for (int upper = 0; upper < 2; ++upper) {
-            const __m128i exponents = eight_at(scales + upper * kEight);
-            const __m256 scale = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(exponents), 23));
+            const __m256 scale = powers_at(scales + upper * kEight);
             for (int words = 0; words < 4; ++words) {
                 const __m256i of = ints_at(codes + words * 64 + upper * 32);
 #pragma GCC unroll 8
