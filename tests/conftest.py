@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support.commands import ROOT, TIMEOUT, Command, environment, launcher, python, run
+from tests.support.commands import ROOT, TIMEOUT, Command, environment, launcher, run
 from tests.support.forkserver import ForkServer
 from tests.support.kept import kept_folder
 
@@ -77,12 +77,20 @@ def cache() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def threads() -> None:
-    """Workers of pytest-xdist take a thread each: two that wait for each other would be many times slower."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        import torch
+def threads(request: pytest.FixtureRequest) -> None:
+    """Workers of pytest-xdist take a thread each, and those of tests that start processes a core each.
 
-        torch.set_num_threads(1)
+    Threads or ranks that wait for each other would be many times slower beside those of another worker.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return
+    import torch
+
+    torch.set_num_threads(1)
+    if request.config.option.markexpr.startswith("system"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +140,7 @@ def mpiexec(forkserver: ForkServer) -> Callable[..., subprocess.CompletedProcess
     """Run a script of the tests on several ranks; the first that fails ends them all."""
 
     def launch(ranks: int, script: str, *arguments: object, timeout: float = TIMEOUT):
-        line = [*launcher(ranks, always=True), *python(forkserver, "mpi4py"), str(ROOT / script), *map(str, arguments)]
+        line = [*launcher(ranks, always=True), *forkserver.rank("mpi4py"), str(ROOT / script), *map(str, arguments)]
         return run(line, env=environment(), timeout=timeout)
 
     return launch

@@ -25,4 +25,5 @@ def long_job(hpcdecode, checkpoint, tmp_path):
     rows = ({"prompt_token_ids": [5 + i % 400] * 4, "max_tokens": 8 + i % 100} for i in range(100_000))
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--model", checkpoint("llama3"), "-o", "out.h5", "--ignore-eos", "--dtype", "float32", "--batch", 32)
+    flags += ("--checkpoint-every", 1)
     return ("generate", "prompts.jsonl", *flags)

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdecode.system.signals import DRAINED
 from hpcdecode.system.timeline import OPERATIONS
-from tests.support.commands import rank_of
+from tests.support.commands import launcher, rank_of
 from tests.support.long_jobs import end, finished, wait_for_rows
 
 OPEN_MPI = (Path(sys.executable).parent / "prterun").exists()
@@ -55,9 +55,9 @@ def test_signals_to_others_change_nothing_and_one_to_the_lead_drains_the_job(hpc
 
 @pytest.mark.parametrize("layout", ["replicas", "split"])
 def test_an_error_on_one_rank_names_rank_host_and_cause(hpcdecode, long_job, layout):
-    alone, (mpiexec, *_) = hpcdecode.line(*long_job, "--layout", layout), hpcdecode.line(ranks=2)
-    odd = ["-n", "1", "env", "HPCDECODE_ISA=none-such", *alone]
-    process = hpcdecode.launch([mpiexec, "-n", "2", *alone, ":", *odd])
+    two = hpcdecode.line(*long_job, "--layout", layout, ranks=2)
+    odd = ["-n", "1", "env", "HPCDECODE_ISA=none-such", *two[len(launcher(2)) :]]
+    process = hpcdecode.launch([*two, ":", *odd])
     code, err = end(process, 60)
     assert code != 0
     assert f"rank 2 on {os.uname().nodename}" in err and "none-such" in err

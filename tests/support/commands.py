@@ -13,18 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.forked_rank import NAME
 from tests.support.forkserver import ForkServer
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 240  # seconds; every launch has an end
-WITH_PRRTE = (Path(sys.executable).parent / "prterun").exists()  # Open MPI's launcher, not that of MPICH
 
 
 class Command:
     """`hpcdecode ARGS` in a directory, on one process or under mpiexec.
 
-    Called, its processes are forked from `server`, if that is given, no library's variable was changed, and ranks
-    are started by MPICH.
+    Ranks are forked from `server`, and so is a process alone that is run to its end, if that is given and no
+    library's variable was changed.
     """
 
     def __init__(self, directory: Path, server: ForkServer | None = None):
@@ -32,14 +32,18 @@ class Command:
         self.environment = environment()
 
     def line(self, *arguments: object, ranks: int = 1) -> list[str]:
-        return [*launcher(ranks), sys.executable, "-m", "hpcdecode", *map(str, arguments)]
+        forked = ranks > 1 and self._serves()
+        command = self.server.rank("hpcdecode") if forked else [sys.executable, "-m", "hpcdecode"]
+        return [*launcher(ranks), *command, *map(str, arguments)]
+
+    def _serves(self) -> bool:
+        """Tell whether the server has the libraries as this command is to have them."""
+        return self.server is not None and _of_libraries(self.environment) == _of_libraries(self.server.environment)
 
     def __call__(self, *arguments: object, ranks: int = 1, timeout: float = TIMEOUT) -> subprocess.CompletedProcess:
-        options = {"cwd": self.directory, "env": self.environment, "timeout": timeout}
-        if self.server is None or _of_libraries(self.environment) != _of_libraries(self.server.environment):
-            return run(self.line(*arguments, ranks=ranks), **options)
-        if ranks > 1:
-            return run([*launcher(ranks), *python(self.server, "hpcdecode"), *map(str, arguments)], **options)
+        if ranks > 1 or not self._serves():
+            line = self.line(*arguments, ranks=ranks)
+            return run(line, cwd=self.directory, env=self.environment, timeout=timeout)
         try:
             return self.server.run([*map(str, arguments)], self.directory, self.environment, timeout)
         except subprocess.TimeoutExpired as error:
@@ -63,11 +67,6 @@ class Command:
 def launcher(ranks: int, *, always: bool = False) -> list[str]:
     """Return what starts so many ranks of the command that follows; nothing for one process, unless `always`."""
     return [] if ranks == 1 and not always else [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)]
-
-
-def python(server: ForkServer, module: str) -> list[str]:
-    """Return the command of a rank that runs a module, forked from `server` if its launcher is that of MPICH."""
-    return [sys.executable, "-m", module] if WITH_PRRTE else server.rank(module)
 
 
 def environment() -> dict[str, str]:
@@ -96,14 +95,33 @@ def run(line: list[str], timeout: float = TIMEOUT, **options) -> subprocess.Comp
     return subprocess.CompletedProcess(line, process.returncode, out, err)
 
 
+def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
+    """Return the processes that a launcher has started, and those forked for them."""
+    started = psutil.Process(process.pid).children(recursive=True)
+    return started + [forked for child in started if (forked := _forked(child))]
+
+
 def rank_of(process: subprocess.Popen, rank: int, seconds: float = 20) -> psutil.Process:
-    """The process of a rank of those that a launcher starts; waits until it is there."""
+    """Return the process of a rank of those that a launcher starts; waits until it is there."""
     names, end = {f"{name}={rank}" for name in ("PMI_RANK", "PMIX_RANK")}, time.monotonic() + seconds
     while time.monotonic() < end:
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 own = {f"{name}={value}" for name, value in child.environ().items()}
-                if names & own and "python" in child.name():
-                    return child
+                if names & own and (itself := _forked(child) if _is_stand_in(child) else child):
+                    return itself
         time.sleep(0.05)
     raise AssertionError(f"no rank {rank} after {seconds} s")
+
+
+def _is_stand_in(process: psutil.Process) -> bool:
+    return any(argument.endswith("forked_rank.py") for argument in process.cmdline())
+
+
+def _forked(process: psutil.Process) -> psutil.Process | None:
+    """Return the process that the fork server has made for one, which bears its number as its name."""
+    with suppress(psutil.Error):
+        name = process.name()
+        if name.startswith(NAME):
+            return psutil.Process(int(name.removeprefix(NAME)))
+    return None

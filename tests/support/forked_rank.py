@@ -1,7 +1,8 @@
 """A rank under mpiexec that lets the fork server have the process: it starts in milliseconds, without imports.
 
 The process that the server forks has this one's arguments, environment, directory, CPUs and streams, and its connection
-to the launcher. It ends when this one does, and the other way round.
+to the launcher. It gets the signals that this one gets, and ends when this one does, and the other way round. This one
+bears its number as its name: who ends a rank by its process ends that one.
 
 usage: python -S -E forked_rank.py SOCKET MODULE ARGUMENT...
 """
@@ -13,8 +14,11 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 
 OF_LAUNCHER = "PMI_FD"  # names the descriptor over which MPICH talks to its launcher
+NAME = "for "  # begins a name in Linux, of at most 15 characters; a process id follows
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
 def main(address: str, module: str, arguments: list[str]) -> int:
@@ -33,12 +37,25 @@ def main(address: str, module: str, arguments: list[str]) -> int:
         with connection.makefile("rw") as channel:
             channel.write(json.dumps(request) + "\n")
             channel.flush()
-            channel.readline()  # its process id
+            stand_in_for(int(channel.readline()))
             code = int(channel.readline())
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
         os.kill(os.getpid(), -code)
     return code
+
+
+def stand_in_for(process: int) -> None:
+    """Pass on signals to a process, and say so in this one's name."""
+
+    def pass_on(number: int, _) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    with open("/proc/self/comm", "w") as name:
+        name.write(f"{NAME}{process}")
 
 
 if __name__ == "__main__":

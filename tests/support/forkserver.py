@@ -27,7 +27,10 @@ from typing import BinaryIO
 from tests.support.forked_rank import OF_LAUNCHER
 
 ROOT = Path(__file__).parents[2]
-IMPORTS = ("h5py", "jinja2", "torch", "tqdm", "transformers.models.auto.tokenization_auto", "hpcdecode.model")
+IMPORTS = (
+    *("h5py", "jinja2", "safetensors", "tqdm", "transformers.models.auto.tokenization_auto"),
+    *("hpcdecode.cli.generate", "hpcdecode.generate", "hpcdecode.model.frontend.trace"),
+)
 
 
 class ForkServer:

@@ -10,6 +10,8 @@ import h5py
 import psutil
 import pytest
 
+from tests.support.commands import ranks_of
+
 
 def finished(path):
     """(line, generated token ids) of the rows in a results file, and whether it is complete."""
@@ -33,7 +35,7 @@ def wait_for_rows(path, process, seconds=120, more_than=0):
 
 def end(process, seconds):
     """Exit code, output and seconds until the launcher and every rank are gone."""
-    start, ranks = time.monotonic(), psutil.Process(process.pid).children(recursive=True)
+    start, ranks = time.monotonic(), ranks_of(process)
     try:
         _, err = process.communicate(timeout=seconds)
         psutil.wait_procs(ranks, timeout=max(seconds - (time.monotonic() - start), 1))
