@@ -18,7 +18,7 @@ from hpcdecode.data.results.seal import unsealed
 from hpcdecode.data.results.segments import parts_folder, segments_in
 from hpcdecode.data.results.unfinished import UNFINISHED
 from hpcdecode.generate import ROW_ERRORS
-from tests.support.commands import ROOT, rank_of
+from tests.support.commands import ROOT, rank_of, ranks_of
 
 DEMO = ROOT / "jobs" / "demo" / "prompts.jsonl"
 BROKEN = 78  # line
@@ -49,9 +49,8 @@ class Kills:
         """
         before = self.durable()
         self.counts_reset()
-        line = self.command.line(*self.arguments, *flags, "-o", self.out, ranks=ranks)
-        at = line.index("-m")
-        line[at : at + 2] = [str(ROOT / "tests" / "cli" / "counted.py"), str(self.counts)]
+        arguments = (self.counts, *self.arguments, *flags, "-o", self.out)
+        line = self.command.line(*arguments, ranks=ranks, module="tests.cli.counted")
         process = self.command.launch(line)
         end = time.monotonic() + WAIT
         while not seconds and self.counted() < tokens and process.poll() is None and time.monotonic() < end:
@@ -86,7 +85,7 @@ class Kills:
 
 def _kill_all(process) -> None:
     """The launcher and all ranks, at once."""
-    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    family = [*ranks_of(process), psutil.Process(process.pid)]
     for member in family:
         member.kill()
     process.communicate()
@@ -95,7 +94,7 @@ def _kill_all(process) -> None:
 
 
 def _kill_one(process, rank) -> None:
-    others = psutil.Process(process.pid).children(recursive=True)
+    others = ranks_of(process)
     rank_of(process, rank).kill()
     end = time.monotonic() + GONE
     process.communicate(timeout=GONE)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.hostile.jobs import AGAIN, LAUNCHER, SECONDS, contents, damaged, goes_on, needs_root
 from tests.hostile.trial import FAILED, OK, REFUSED, ROW_ERRORS, Trial, each
-from tests.support.commands import rank_of, run
+from tests.support.commands import Command, rank_of, run
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_core")]
 
@@ -70,7 +70,7 @@ def unshared(script: str, line: list[str]) -> list[str]:
 
 @needs_root
 def test_no_shared_memory_for_mpi(hpcdecode, jobs, fresh):
-    line = unshared("mount -t tmpfs -o size=1m tmpfs /dev/shm", hpcdecode.line(*AGAIN, ranks=3))
+    line = unshared("mount -t tmpfs -o size=1m tmpfs /dev/shm", Command(fresh).line(*AGAIN, ranks=3))
     result = run(line, cwd=fresh, env=hpcdecode.environment, timeout=SECONDS)
     assert result.returncode not in (OK, ROW_ERRORS) and "Traceback" not in result.stderr
     assert "of shared memory (/dev/shm) are free: MPI may end with a bus error" in result.stdout + result.stderr

@@ -33,8 +33,10 @@ CORNER_RUNS = (
     "4:7:2:pre2-request:1:fifo",
 )
 WORLD_RUNS = SOME_RUNS[2:]  # by heads and by requests
-# One of each kind of attention and of layers takes SOME_RUNS, the others WORLD_RUNS; in the whole matrix all take all.
+# One of each kind of attention and of layers takes SOME_RUNS, the others WORLD_RUNS; a plain model, and one with windows,
+# sinks and experts, take every layout. In the whole matrix all take all.
 EVERY_KIND = ("llama3", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3")
+EVERY_LAYOUT = ("llama3", "gpt_oss")
 SCHEDULE_RUNS = ("1:7:2:request:1:load-control", "4:7:2:request:1:fifo", "3:7:1:request:1:static")
 COLLECTIVE_RUNS = ("4:7:2:request:1:fixed-f:collective", "3:1:1:head:2:fixed-f:collective")
 GROUP_RUNS = ("2:7:1:tp2",)
@@ -60,14 +62,15 @@ def differing(mpiexec, cases, dtype, expect, runs, script=("run_parity.py",)):
 @pytest.fixture(scope="module")
 def float32(mpiexec, tmp_path_factory):
     directory = tmp_path_factory.mktemp("float32")
-    cases = {name: make_case(name, directory, rows=8, new_tokens=24) for name in ARCHITECTURES}
+    cases = {name: make_case(name, directory, rows=8, new_tokens=10) for name in ARCHITECTURES}
     given = [f"{case}={','.join(runs_of(name))}" for name, case in cases.items()]
     return differing(mpiexec, given, "float32", "transformers", SOME_RUNS)
 
 
 def runs_of(name):
-    runs = SOME_RUNS + ALL_GROUP_RUNS + ROTATIONS + PREFILL if name in EVERY_KIND else WORLD_RUNS + GROUP_RUNS
-    return runs + EXPERT_RUNS * (name in MOE)
+    runs = SOME_RUNS if name in EVERY_KIND else WORLD_RUNS
+    groups = ALL_GROUP_RUNS + ROTATIONS + PREFILL if name in EVERY_LAYOUT else GROUP_RUNS
+    return runs + groups + EXPERT_RUNS * (name in MOE)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -77,14 +80,14 @@ def test_tokens_equal_those_of_transformers(float32, name):
 
 def test_tokens_that_indexers_choose_for_equal_those_of_transformers(mpiexec, tmp_path):
     """One R-rank or two, replicas, members, stages, and a rank that only prefills."""
-    cases = {name: make_case(name, tmp_path, rows=4, new_tokens=16) for name in INDEXED}
+    cases = {name: make_case(name, tmp_path, rows=4, new_tokens=10) for name in INDEXED}
     runs = ("2:7:2", "3:7:2:request:2", "2:7:1:replicas", "2:7:1:tp2", "2:7:2:pp2", "3:7:2:pre1-request")
     found = differing(mpiexec, cases.values(), "float32", "transformers", runs)
     assert found == {name: dict.fromkeys(runs, 0) for name in INDEXED}
 
 
 def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):
-    case = make_case("llama3", tmp_path, rows=8, new_tokens=12, common=200)
+    case = make_case("llama3", tmp_path, rows=8, new_tokens=10, common=200)
     runs = (
         *SOME_RUNS,
         *SCHEDULE_RUNS,
@@ -101,7 +104,7 @@ def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_
 def test_tokens_of_hybrids_equal_those_of_transformers(mpiexec, tmp_path):
     """The delta rule, Mamba-2 beside attention, Mamba without attention, and short convolutions; behind a prefix."""
     names = ("qwen3_next", "falcon_h1", "mamba", "lfm2")
-    cases = [make_case(name, tmp_path, rows=6, new_tokens=12, common=130) for name in names]
+    cases = [make_case(name, tmp_path, rows=6, new_tokens=10, common=130) for name in names]
     runs = (
         "1:7:2",
         "3:1:2",
@@ -119,7 +122,7 @@ def test_tokens_of_hybrids_equal_those_of_transformers(mpiexec, tmp_path):
 def test_tokens_of_members_with_states_equal_those_of_transformers(mpiexec, tmp_path):
     """The delta rule, and Mamba-2 with a norm over all heads: states with members' R-ranks, and with their heads."""
     names = ("qwen3_next", "granitemoehybrid")
-    cases = [make_case(name, tmp_path, rows=6, new_tokens=12, common=130) for name in names]
+    cases = [make_case(name, tmp_path, rows=6, new_tokens=10, common=130) for name in names]
     runs = ("2:1:2:tp2", "4:7:2:tp2-request:2", "4:7:1:tp2-head", "4:7:2:tp2pp2")
     found = differing(mpiexec, cases, "float32", "transformers", runs)
     assert found == {name: dict.fromkeys(runs, 0) for name in names}
@@ -127,20 +130,20 @@ def test_tokens_of_members_with_states_equal_those_of_transformers(mpiexec, tmp_
 
 def test_tokens_of_members_with_states_depend_on_their_number_alone(mpiexec, tmp_path):
     sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 5}
-    case = make_case("granitemoehybrid", tmp_path, rows=6, new_tokens=16, common=130, n=3, **sampling)
+    case = make_case("granitemoehybrid", tmp_path, rows=6, new_tokens=10, common=130, n=3, **sampling)
     runs = ("2:7:1:tp2", "4:1:2:tp2", "4:7:2:tp2-request:3", "4:7:1:tp2-head")
     assert differing(mpiexec, [case], "bfloat16", "first-run", runs) == {"granitemoehybrid": dict.fromkeys(runs, 0)}
 
 
 def test_samples_of_hybrids_are_the_same_for_every_world(mpiexec, tmp_path):
     sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 5}
-    case = make_case("granitemoehybrid", tmp_path, rows=6, new_tokens=16, common=130, n=3, **sampling)
+    case = make_case("granitemoehybrid", tmp_path, rows=6, new_tokens=10, common=130, n=3, **sampling)
     runs = ("1:1:1", "3:7:2:request:2", "3:7:1:head", "4:7:2:sharing")
     assert differing(mpiexec, [case], "float32", "first-run", runs) == {"granitemoehybrid": dict.fromkeys(runs, 0)}
 
 
 def test_tokens_over_latents_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):
-    cases = [make_case(name, tmp_path, rows=8, new_tokens=12, common=200) for name in ("deepseek_v3", "minicpm3")]
+    cases = [make_case(name, tmp_path, rows=8, new_tokens=10, common=200) for name in ("deepseek_v3", "minicpm3")]
     runs = (
         "1:7:2",
         "3:7:2",
@@ -155,7 +158,7 @@ def test_tokens_over_latents_behind_a_shared_prefix_equal_those_of_transformers(
 
 
 def test_bfloat16_tokens_over_latents_are_the_same_for_every_world(mpiexec, tmp_path):
-    cases = [make_case(name, tmp_path, rows=8, new_tokens=24) for name in ("deepseek_v2", "minicpm3")]
+    cases = [make_case(name, tmp_path, rows=8, new_tokens=10) for name in ("deepseek_v2", "minicpm3")]
     runs = ("1:7:2", "3:7:2", "3:7:2:head:2", "3:7:2:replicas", "2:7:2:request:4")
     found = differing(mpiexec, cases, "bfloat16", "same-schedule", runs)
     assert all(set(own.values()) == {0} for own in found.values()), found
@@ -185,12 +188,12 @@ def test_tokens_over_latents_and_states_of_emulated_devices_equal_those_of_trans
 @pytest.mark.parametrize("runs", [CORNER_RUNS, pytest.param(ALL_RUNS, marks=pytest.mark.full)], ids=["corners", "all"])
 def test_sampled_tokens_are_the_same_for_every_world_period_and_lane_count(mpiexec, tmp_path, runs):
     sampling = {"temperature": 0.9, "top_k": 100, "top_p": 0.95, "seed": 5}
-    case = make_case("llama3", tmp_path, rows=8, new_tokens=24, common=200, n=3, **sampling)
+    case = make_case("llama3", tmp_path, rows=8, new_tokens=10, common=200, n=3, **sampling)
     assert differing(mpiexec, [case], "float32", "first-run", runs) == {"llama3": dict.fromkeys(runs, 0)}
 
 
 def test_bfloat16_tokens_are_the_same_for_every_world(mpiexec, tmp_path):
-    cases = [make_case(name, tmp_path, rows=8, new_tokens=24) for name in ("llama3", "gemma2")]
+    cases = [make_case(name, tmp_path, rows=8, new_tokens=10) for name in ("llama3", "gemma2")]
     runs = (
         *SOME_RUNS,
         "2:7:2",
@@ -216,13 +219,13 @@ def test_the_whole_matrix(mpiexec, tmp_path, dtype, expect):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_of_members_depend_on_their_number_alone(mpiexec, tmp_path, dtype):
     sampling = {"temperature": 0.9, "top_k": 100, "top_p": 0.95, "seed": 5}
-    case = make_case("llama3", tmp_path, rows=8, new_tokens=24, common=200, n=2, **sampling)
+    case = make_case("llama3", tmp_path, rows=8, new_tokens=10, common=200, n=2, **sampling)
     runs = ("2:7:1:tp2", "2:1:2:tp2", "4:7:2:tp2", "4:7:2:tp2-request:3", "4:7:1:tp2-head", "4:7:2:tp2pp2")
     assert differing(mpiexec, [case], dtype, "first-run", runs) == {"llama3": dict.fromkeys(runs, 0)}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_of_members_with_whole_experts_depend_on_their_number_alone(mpiexec, tmp_path, dtype):
-    case = make_case("qwen3_moe", tmp_path, rows=8, new_tokens=16, n=2, temperature=0.9, seed=5)
+    case = make_case("qwen3_moe", tmp_path, rows=8, new_tokens=10, n=2, temperature=0.9, seed=5)
     runs = ("2:7:1:ep2", "2:1:2:ep2", "4:7:2:ep2-request:3", "4:7:2:ep2pp2")
     assert differing(mpiexec, [case], dtype, "first-run", runs) == {"qwen3_moe": dict.fromkeys(runs, 0)}

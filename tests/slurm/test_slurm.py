@@ -41,9 +41,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(folder):
+def expected(folder, forkserver):
     """Token ids by line of an uninterrupted run in one process."""
-    result = Command(folder)("generate", "prompts.jsonl", *FLAGS, "-o", "expected.h5")
+    result = Command(folder, forkserver)("generate", "prompts.jsonl", *FLAGS, "-o", "expected.h5")
     assert result.returncode == 0, result.stderr
     return rows(folder / "expected.h5")
 
@@ -120,22 +120,22 @@ def test_s_and_r_on_different_nodes(cluster, folder, expected):
 
 
 def test_an_array_of_shards_is_merged(cluster, folder, expected):
-    cluster.environment["SHARDS"] = "4"
+    cluster.environment["SHARDS"] = "3"
     arguments = ("prompts.jsonl", *FLAGS, "--limit", FEW)
-    array = submit(cluster, folder, "--array=0-3", ROOT / "slurm" / "array.sbatch", *arguments)
-    merge = "hpcdecode merge array.h5 prompts.*-of-4.h5"
+    array = submit(cluster, folder, "--array=0-2", ROOT / "slurm" / "array.sbatch", *arguments)
+    merge = "hpcdecode merge array.h5 prompts.*-of-3.h5"
     job = submit(cluster, folder, f"--dependency=afterok:{array}", "--wrap", merge)
     cluster.wait(job, "COMPLETED", seconds=180)
     assert rows(folder / "array.h5") == first(expected, FEW)
 
 
-def test_a_job_goes_on_after_signals_and_a_requeue(cluster, folder, expected):
-    """Two drains, after which the script requeues itself, and a requeue from outside."""
+def test_a_job_goes_on_after_a_signal_and_a_requeue(cluster, folder, expected):
+    """A drain, after which the script requeues itself, and a requeue from outside."""
     script, out = ROOT / "slurm" / "cpu.sbatch", folder / "requeued.h5"
     long = ("--batch", 6)  # many steps, lest it ends before the last signal
     job = submit(cluster, folder, *THREE, script, "prompts.jsonl", *FLAGS, *long, "-o", out)
     done = wait_for_rows(cluster, job, out)
-    for how in (("scancel", "--signal=USR1"), ("scontrol", "requeue"), ("scancel", "--signal=USR1")):
+    for how in (("scancel", "--signal=USR1"), ("scontrol", "requeue")):
         starts = logs(folder).count(READY)
         told = time.monotonic()
         while (asked := cluster(*how, job)).returncode != 0:  # a busy controller may not know yet that it runs
@@ -146,7 +146,7 @@ def test_a_job_goes_on_after_signals_and_a_requeue(cluster, folder, expected):
         done = wait_for_rows(cluster, job, out, more_than=done)
     cluster.wait(job, "COMPLETED", seconds=180)
     assert rows(out) == expected
-    assert logs(folder).count("stopped by SIGUSR1") == 2
+    assert logs(folder).count("stopped by SIGUSR1") == 1
     assert f"Exited with exit code {DRAINED}" in logs(folder)
 
 

@@ -31,9 +31,9 @@ class Command:
         self.directory, self.server = directory, server
         self.environment = environment()
 
-    def line(self, *arguments: object, ranks: int = 1) -> list[str]:
+    def line(self, *arguments: object, ranks: int = 1, module: str = "hpcdecode") -> list[str]:
         forked = ranks > 1 and self._serves()
-        command = self.server.rank("hpcdecode") if forked else [sys.executable, "-m", "hpcdecode"]
+        command = self.server.rank(module) if forked else [sys.executable, "-m", module]
         return [*launcher(ranks), *command, *map(str, arguments)]
 
     def _serves(self) -> bool:
