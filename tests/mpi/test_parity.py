@@ -33,7 +33,7 @@ CORNER_RUNS = (
     "4:7:2:pre2-request:1:fifo",
 )
 WORLD_RUNS = SOME_RUNS[2:]  # by heads and by requests
-# One of each kind of attention and of layers takes SOME_RUNS, the others WORLD_RUNS; a plain model, and one with windows,
+# One of each kind of attention and of layers takes SOME_RUNS, the others WORLD_RUNS; a plain model and one of windows,
 # sinks and experts, take every layout. In the whole matrix all take all.
 EVERY_KIND = ("llama3", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3")
 EVERY_LAYOUT = ("llama3", "gpt_oss")
