@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 from unittest.mock import patch
@@ -56,12 +57,17 @@ def made(done):
     return {key: repr((s.generated, s.finish_reason, s.logprobs, s.prompt_logprobs)) for key, s in done.items()}
 
 
+@pytest.fixture(scope="module")
+def in_memory(model):
+    """What the rows are in a KV cache with room for all, by the number of lanes."""
+    return functools.cache(lambda lanes: made(run(model, prompts(), lanes=lanes, shared=1000, capacity=1 << 14)[0]))
+
+
 @pytest.mark.parametrize(
     ("lanes", "preempts"), [(1, 0.0), (2, 0.0), (1, 0.5), pytest.param(2, 0.5, marks=pytest.mark.full)]
 )
-def test_rows_are_those_of_a_cache_in_memory(model, tmp_path, lanes, preempts):
+def test_rows_are_those_of_a_cache_in_memory(model, in_memory, tmp_path, lanes, preempts):
     """Forks, beams, shared prefixes and chunks of prompts; and, with `preempts`, rows that give up their room."""
-    whole, _ = run(model, prompts(), lanes=lanes, shared=1000, capacity=1 << 14)
     caches = []
 
     def cache(shapes, slots):
@@ -71,7 +77,7 @@ def test_rows_are_those_of_a_cache_in_memory(model, tmp_path, lanes, preempts):
 
     options = {"placement": type("Placement", (HastyPlacement,), {"rate": preempts})} if preempts else {}
     rotated, worker = run(model, prompts(), lanes=lanes, shared=1000, cache=cache, **options)
-    assert made(rotated) == made(whole)
+    assert made(rotated) == in_memory(lanes)
     counts = caches[0].pages.counts
     assert counts.bytes_in > 0 and counts.bytes_out > 0
     assert not preempts or sum(s.preemptions for s in worker.schedulers) > 5
@@ -142,7 +148,7 @@ def test_three_groups_lie_in_memory_of_twelve_in_flight(tmp_path):
     """Four rows a group: memory has room for those of three, and all twelve decode in every step."""
     lines = [{"prompt_token_ids": [5 + (3 * i + j) % 900 for j in range(60 + i % 5)]} for i in range(48)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    params, group = SamplingParams(ignore_eos=True, max_tokens=50), 4 * 128 * 3840  # bytes: blocks have 64 tokens
+    params, group = SamplingParams(ignore_eos=True, max_tokens=25), 4 * 128 * 3840  # bytes: blocks have 64 tokens
     same = {"params": params, "batch": 48}
     assert generate(job_of(tmp_path, "plain.h5", kv_memory=1 << 28, **same)) == 0
     for name, tier in (("host", f"host:{16 * group}"), ("file", f"nvme:{tmp_path}:{16 * group}")):
@@ -151,7 +157,7 @@ def test_three_groups_lie_in_memory_of_twelve_in_flight(tmp_path):
         assert tokens_of(tmp_path / f"{name}.h5") == tokens_of(tmp_path / "plain.h5")
         with h5py.File(tmp_path / f"{name}.h5") as file:
             summary = json.loads(file.attrs["summary"])
-        assert summary["peak_load_tokens"] > 48 * 100 and summary["swap_in_bytes"] > 20 * 8 * group
+        assert summary["peak_load_tokens"] > 48 * 80 and summary["swap_in_bytes"] > 10 * 8 * group
     assert generate(job_of(tmp_path, "reserve.h5", kv_memory=3 * group, **same)) == 0
     assert tokens_of(tmp_path / "reserve.h5") == tokens_of(tmp_path / "plain.h5")
 

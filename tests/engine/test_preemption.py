@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 
 import pytest
@@ -42,16 +43,21 @@ def made(done):
     return {key: repr((s.generated, s.finish_reason, s.logprobs, s.prompt_logprobs)) for key, s in done.items()}
 
 
+@pytest.fixture(scope="module")
+def undisturbed(model):
+    """What the rows are in a KV cache with room for all, by the number of lanes."""
+    return functools.cache(lambda lanes: made(run(model, prompts(), lanes=lanes, shared=1000, capacity=1 << 14)[0]))
+
+
 @pytest.mark.parametrize("rate", [0.2, 0.6])
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_preempted_rows_are_what_they_are_undisturbed(model, lanes, rate):
-    undisturbed, _ = run(model, prompts(), lanes=lanes, shared=1000, capacity=1 << 14)
+def test_preempted_rows_are_what_they_are_undisturbed(model, undisturbed, lanes, rate):
     placement = hasty_placement(rate)
     preempted, worker = run(model, prompts(), lanes=lanes, shared=1000, placement=placement, capacity=1024)
     assert (
         sum(s.preemptions for s in worker.schedulers) > 10 and sum(s.preempted_tokens for s in worker.schedulers) > 100
     )
-    assert made(preempted) == made(undisturbed)
+    assert made(preempted) == undisturbed(lanes)
     assert all(s.earlier == 0 and s.times.queued <= s.times.first_token for s in preempted.values())
     assert all(s.preemptions == 0 for s in preempted.values() if s.beams)
 
@@ -67,13 +73,12 @@ def torn_swap(kv_cache, folder):
 
 
 @pytest.mark.parametrize("kind", [file_swap, torn_swap])
-def test_rows_that_leave_for_a_tier_are_what_they_are_undisturbed(model, tmp_path, kind):
-    undisturbed, _ = run(model, prompts(), lanes=2, shared=1000, capacity=1 << 14)
+def test_rows_that_leave_for_a_tier_are_what_they_are_undisturbed(model, undisturbed, tmp_path, kind):
     placement = hasty_placement(0.6)
     sizes = {"lanes": 2, "shared": 1000, "capacity": 1024}
     swapped, worker = run(model, prompts(), placement=placement, tiers=partial(kind, folder=tmp_path), **sizes)
     swaps, counts = worker.schedulers[0].tiers.swaps, worker.links[0].attention.swap.counts
-    assert made(swapped) == made(undisturbed)
+    assert made(swapped) == undisturbed(2)
     assert swaps.moved > 5 and swaps.held == 0
     assert counts.bytes_out > 0 and counts.failures == swaps.failures
     if kind is file_swap:

@@ -52,7 +52,7 @@ def test_what_is_no_smaller_stays_as_it_is(name):
 def test_latents_that_do_not_halve_what_is_stored_stay_expanded():
     """K and V have 4 * (24 + 16) = 160 columns."""
     for rank, smaller in ((72, True), (73, False)):
-        made = trace(tiny("deepseek_v3", kv_lora_rank=rank), torch.float32)
+        made = trace(tiny("minicpm3", kv_lora_rank=rank), torch.float32)
         assert absorb(made) == [smaller] * 3
 
 

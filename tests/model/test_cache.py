@@ -26,6 +26,22 @@ def directory(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def traced(checkpoint, tmp_path, monkeypatch):
+    """Give the checkpoint of an architecture whose trace is in the cache directory, and nothing else."""
+
+    def get(name):
+        path = checkpoint(name)
+        cache.cached_trace(path, torch.float32)
+        made = cache.directory() / f"{cache.key(path, torch.float32)}.trace"
+        monkeypatch.setenv("HPCDECODE_CACHE", str(tmp_path / "cache"))
+        cache.directory().mkdir()
+        shutil.copy(made, cache.directory())
+        return path
+
+    return get
+
+
 @pytest.fixture(scope="module")
 def trace_of_opt(checkpoint):
     return cache.cached_trace(checkpoint("opt"), torch.float32)
@@ -62,12 +78,12 @@ def test_a_trace_that_is_made_is_announced_if_it_takes_long(directory, checkpoin
         assert [r.getMessage() for r in caplog.records if r.name == cache.logger.name] == said
 
 
-def test_a_short_trace_and_other_ranks_are_silent(directory, monkeypatch, caplog):
+def test_a_short_trace_and_other_ranks_are_silent(directory, checkpoint, monkeypatch, caplog):
     caplog.set_level("INFO", cache.logger.name)
     monkeypatch.setattr(cache, "LONG", 600.0)
-    cache.cached_trace(demo_directory() / "model", torch.float32, announce=True)
+    cache.cached_trace(checkpoint("opt"), torch.float32, announce=True)
     monkeypatch.setattr(cache, "LONG", 0.0)
-    cache.cached_trace(demo_directory() / "model", torch.bfloat16)
+    cache.cached_trace(checkpoint("opt"), torch.bfloat16)
     assert not [r for r in caplog.records if r.name == cache.logger.name]
 
 
@@ -83,15 +99,15 @@ def test_a_warm_start_imports_neither_configs_nor_models_of_transformers(directo
     assert said == ["['transformers.modeling_utils', 'torch._dynamo', 'sympy']", "[]"]
 
 
-def test_sources_of_experts_are_kept(directory, checkpoint):
-    load_split(checkpoint("mixtral"), dtype="float32")
-    (file,) = directory.glob("*.sources")
+def test_sources_of_experts_are_kept(traced):
+    load_split(traced("mixtral"), dtype="float32")
+    (file,) = cache.directory().glob("*.sources")
     found = msgspec.msgpack.decode(cache.read(file), type=Sources)
     assert len(found.stacks) == 6 and len(found.stacks["model.layers.1.mlp.experts.gate_up_proj"]) == 4
 
 
-def test_another_set_of_tensors_has_other_sources(directory, checkpoint, tmp_path):
-    path = shutil.copytree(checkpoint("llama2"), tmp_path / "model")
+def test_another_set_of_tensors_has_other_sources(traced, tmp_path):
+    path = shutil.copytree(traced("llama2"), tmp_path / "model")
     load_split(path, dtype="float32")
     tensors = load_file(path / "model.safetensors")
     gone = tensors.pop("model.norm.weight")

@@ -74,7 +74,12 @@ def run_fused(model, fused, slots, inputs):
     return model.logits(o, context)
 
 
-DTYPES = [(name, dtype, "float32") for name in FUSABLE for dtype in ("float32", "bfloat16")]
+QUICK = dict(zip(FUSABLE, ("float32", "bfloat16", "bfloat16", "float32", "bfloat16", "float32"), strict=True))
+DTYPES = [
+    pytest.param(name, dtype, "float32", marks=() if dtype == QUICK[name] else pytest.mark.full)
+    for name in FUSABLE
+    for dtype in ("float32", "bfloat16")
+]
 DTYPES += [("qwen3_5", "float32", "bfloat16"), ("falcon_h1", "bfloat16", "bfloat16")]
 DTYPES += [(name, "bfloat16", "float32") for name in EXPERTS] + [("granitemoehybrid", "float32", "float32")]
 

@@ -19,6 +19,7 @@ from hpcdecode.model.frontend.clean import clean
 from hpcdecode.model.frontend.config import ATTENTION_KINDS, ModelFacts, layer_types, unsupported
 from hpcdecode.model.frontend.convolutions import join_convolutions
 from hpcdecode.model.frontend.expand import expand
+from hpcdecode.model.frontend.functional import functional
 from hpcdecode.model.frontend.indexers import tracing_indexers
 from hpcdecode.model.frontend.kinds import LayerKinds
 from hpcdecode.model.frontend.llama4 import CHUNKED, tracing_llama4
@@ -192,9 +193,7 @@ def export(model: torch.nn.Module) -> ExportedProgram:
         args = tuple(torch.zeros(n, dtype=torch.int64) for n in (EXAMPLE_TOKENS, EXAMPLE_TOKENS, EXAMPLE_KEPT))
     with torch.no_grad():
         shapes = ({0: tokens}, {0: tokens}, {0: kept})
-        program = torch.export.export(Flat(model), args, dynamic_shapes=shapes, strict=False)
-        functional: ExportedProgram = program.run_decompositions({})
-        return functional
+        return functional(torch.export.export(Flat(model), args, dynamic_shapes=shapes, strict=False))
 
 
 def read_program(
