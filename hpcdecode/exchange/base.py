@@ -135,23 +135,21 @@ class Share:
     """
 
     def __init__(self, plan: Plan, rank: int, first_slot: int = 0, count: int = 1):
-        decode = plan.decode[plan.decode[:, 0] == rank, 1] + first_slot
-        prefill = plan.prefill[plan.prefill[:, 0] == rank, 1:]
-        self.swap_out: Slots = plan.swap_out[plan.swap_out[:, 0] == rank, 1:] + np.array([first_slot, 0], np.int32)
-        self.swap_in: Slots = plan.swap_in[plan.swap_in[:, 0] == rank, 1:] + np.array([first_slot, 0, 0], np.int32)
+        rows = np.flatnonzero(plan.decode[:, 0] == rank)
+        prefill = _own(plan.prefill, rank, first_slot)
+        self.swap_out, self.swap_in = _own(plan.swap_out, rank, first_slot), _own(plan.swap_in, rank, first_slot)
         self.stop = plan.stop
-        self.release: Slots = plan.release[plan.release[:, 0] == rank, 1] + first_slot
-        self.fork: Slots = plan.fork[plan.fork[:, 0] == rank, 1:] + first_slot
-        stretches = [np.arange(first, first + tokens) for first, tokens in prefill[:, 1:].tolist()]
+        self.release: Slots = _own(plan.release, rank, first_slot)[:, 0]
+        self.fork = _own(plan.fork, rank, first_slot, 2)
         self.whole = Piece(
-            decode,
-            np.ones(len(decode), np.int32),
-            np.flatnonzero(plan.decode[:, 0] == rank),
-            prefill[:, 0] + first_slot,
+            plan.decode[rows, 1] + first_slot,
+            np.ones(len(rows), np.int32),
+            rows,
+            np.ascontiguousarray(prefill[:, 0]),
             np.ascontiguousarray(prefill[:, 2]),
-            np.concatenate([np.empty(0, np.int64), *stretches]),
+            _stretches(prefill),
         )
-        self.pieces = list(_pieces(self.whole, min(count, len(decode))))
+        self.pieces = list(_pieces(self.whole, min(count, len(rows))))
         self._stateful: list[Piece] | None = None
 
     def pieces_of(self, shape: MixerShape) -> list[Piece]:
@@ -163,12 +161,30 @@ class Share:
         return self._stateful
 
 
+def _own(table: Slots, rank: int, first_slot: int, slots: int = 1) -> Slots:
+    """Return a copy of the rows that are an R-rank's, without its number; the first columns are slots of its lane."""
+    if not len(table):
+        return np.empty((0, table.shape[1] - 1), np.int32)
+    own = table[table[:, 0] == rank, 1:]
+    own[:, :slots] += first_slot
+    return own
+
+
+def _stretches(prefill: Slots) -> NDArray[np.int64]:
+    """Return the rows in the lane of prompts: (slot, first row, tokens) of each."""
+    stretches = [np.arange(first, first + tokens) for _, first, tokens in prefill.tolist()]
+    return np.concatenate(stretches) if stretches else np.empty(0, np.int64)
+
+
 def _pieces(whole: Piece, count: int) -> Iterator[Piece]:
     """Yield decode rows in `count` even pieces, the prompts with the last."""
     decodes = len(whole.decode_rows)
     if not decodes + len(whole.prefill_rows):
         return
-    for start, end in pairwise(np.linspace(0, decodes, max(count, 1) + 1).astype(int).tolist()):
+    if count <= 1:
+        yield whole
+        return
+    for start, end in pairwise(np.linspace(0, decodes, count + 1).astype(int).tolist()):
         decode, prefill = slice(start, end), slice(None if end == decodes else 0)
         yield Piece(
             whole.decode_slots[decode],

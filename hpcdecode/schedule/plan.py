@@ -20,8 +20,11 @@ _COLUMNS = {"swap_out": 3, "release": 2, "fork": 3, "swap_in": 4, "decode": 2, "
 HEADER = 2 + len(_COLUMNS)  # elements
 
 
+_EMPTY = {name: np.empty((0, columns), np.int32) for name, columns in _COLUMNS.items()}
+
+
 def _empty(name: str) -> Table:
-    return np.empty((0, _COLUMNS[name]), np.int32)
+    return _EMPTY[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +103,28 @@ class Plan:
         out[:HEADER] = (self.number, flags, *map(len, parts))
         at = HEADER
         for part in parts:
-            out[at : at + part.size] = part.reshape(-1)
-            at += part.size
+            if part.size:
+                out[at : at + part.size] = part.reshape(-1)
+                at += part.size
         return at
 
     @staticmethod
     def decode_from(wire: Table) -> Plan:
         """Read a plan that `encode` wrote."""
-        number, flags, *counts = (int(x) for x in wire[:HEADER])
-        parts, at = {}, HEADER
+        number, flags, *counts = wire[:HEADER].tolist()
+        parts, at = dict(_EMPTY), HEADER
         for rows, (name, columns) in zip(counts, _COLUMNS.items(), strict=True):
-            parts[name] = wire[at : at + rows * columns].reshape(rows, columns).copy()
-            at += rows * columns
+            if rows:
+                parts[name] = wire[at : at + rows * columns].reshape(rows, columns).copy()
+                at += rows * columns
         stop, collective, apart = (bool(flags & flag) for flag in (_STOP, _COLLECTIVE, _APART))
         return Plan(number=number, stop=stop, collective=collective, apart=apart, **parts)
 
 
 def table_of(rows: Iterable[tuple[int, ...]], columns: int) -> Table:
     """Return rows as a table of a plan, int32 [n, columns]."""
-    return np.array(list(rows), np.int32).reshape(-1, columns)
+    listed = list(rows)
+    return np.array(listed, np.int32).reshape(-1, columns) if listed else np.empty((0, columns), np.int32)
 
 
 def length_of(wire: Table) -> int:
