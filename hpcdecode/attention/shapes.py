@@ -200,7 +200,7 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
         return 2 if self.state_dtype == "bfloat16" else _FLOAT
 
 
-MixerShape: TypeAlias = "LayerShape | RecurrentShape"
+MixerShape: TypeAlias = LayerShape | RecurrentShape
 
 
 class RecurrentWeights(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.layer_work import dealt_heads, of_member
@@ -58,7 +59,8 @@ def why_not(size: ModelSize, shape: GroupShape) -> str | None:
 
 def shapes(size: ModelSize, ranks: int) -> Iterator[GroupShape]:
     """Yield the shapes that `ranks` ranks could have, the fewest members first, of these the fewest stages."""
-    degrees = [tp for tp in range(1, ranks + 1) if why_not(size, GroupShape(tp, 1)) is None]
+    heads = gcd(*dealt_heads(size.shapes))
+    degrees = [tp for tp in range(1, min(ranks, heads) + 1) if heads % tp == 0]
     stages = [pp for pp in range(1, min(ranks, _MOST_STAGES, size.layers) + 1) if pp & (pp - 1) == 0]
     found = [GroupShape(tp, pp) for tp in degrees for pp in stages if tp * pp <= ranks]
     yield from sorted(found, key=lambda shape: (shape.size, shape.pp))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -76,13 +78,28 @@ class ModelSize(msgspec.Struct, frozen=True):
     def from_directory(cls, directory: str) -> ModelSize:
         """Read a model directory's config.json; weights are not needed. The first time the model is traced.
 
+        The size is kept beside the trace.
+
         Raises:
             UserError: If config.json is not that of a decoder that can be run.
         """
-        from hpcdecode.model.frontend.architectures import decoder_of, text_of
+        from hpcdecode.model.frontend import cache
         from hpcdecode.model.frontend.config import read_config
 
-        whole = read_config(directory)
+        config = read_config(directory)
+        file = _kept_file(directory)
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            return msgspec.msgpack.decode(cache.read(file), type=cls)
+        made = cls._measured(directory, config)
+        with contextlib.suppress(OSError):
+            cache.write(file, msgspec.msgpack.encode(made))
+        return made
+
+    @classmethod
+    def _measured(cls, directory: str, whole: PretrainedConfig) -> ModelSize:
+        """Return the size of the model of a config.json, built without weights and traced."""
+        from hpcdecode.model.frontend.architectures import decoder_of, text_of
+
         config, model = text_of(whole), _without_weights(directory, whole)
         output, embedding = _embedding_weights(model)
         named = {name: p for name, p in decoder_of(model).named_parameters() if p is not output}
@@ -160,6 +177,23 @@ class ModelSize(msgspec.Struct, frozen=True):
             return self.layer_weights
         untouched: float = (1 - self.experts_per_token / self.experts) ** tokens
         return self.layer_weights - untouched * self.expert_weights
+
+
+def _kept_file(directory: str) -> Path:
+    """Return where the size of a model is kept, by all that it depends on: its trace, config.json and code."""
+    import torch
+
+    from hpcdecode.attention import shapes
+    from hpcdecode.model.frontend import cache
+    from hpcdecode.model.frontend.config import config_file
+    from hpcdecode.model.frontend.gguf.folder import model_folder
+    from hpcdecode.model.run import mixers
+    from hpcdecode.system.kept import directory as directory_of_kept
+
+    folder = model_folder(directory)
+    files = (config_file(folder), *(Path(str(code)) for code in (__file__, shapes.__file__, mixers.__file__)))
+    about = (file.read_text(encoding="utf-8") for file in files)
+    return directory_of_kept() / f"{cache.key(folder, torch.bfloat16, *about)}.size"
 
 
 class _TracedLayers(NamedTuple):

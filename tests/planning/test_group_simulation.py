@@ -152,13 +152,13 @@ def works_of(limits, capacity, rows):
 
 
 def steady_seconds(cost, lanes, batch, r_ranks):
-    """Seconds of 48 steps between the first ones and the last ones: simulated, and by events.
+    """Seconds of 16 steps between the first ones and the last ones: simulated, and by events.
 
     Rows of one length start all at once.
     """
     took, capacity = [], [1 << 22] * max(r_ranks, 1)
     limits = lane_limits(batch, 1, 64, lanes, 1 << 40, "static", 1 << 20)
-    for new in (17, 65):
+    for new in (9, 25):
         rows = lengths.fixed(batch, 100, new)
         outcome = simulate([SimulatedGroups(cost, capacity, limits)], rows)
         assert outcome.tokens == batch * new and max(outcome.s_seconds, outcome.r_seconds) <= outcome.seconds

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from hpcdecode.cli import main
 from hpcdecode.planning import lengths
 from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import device
@@ -87,14 +88,17 @@ def test_quantiles_of_gaps():
 ASKED = ("--s-device", "4xh100", "--fixed", 1500, 64, "--rows", 200, "--link", 400)
 
 
-def test_commands(hpcdecode):
-    for command, *more in (("simulate", "--json", "--rate", 4, "--schedule", "fifo"), ("plan",)):
-        result = hpcdecode(command, "--model", "demo", *ASKED, "--prefill-ranks", 1, *more)
-        assert result.returncode == 0, result.stderr
-        if command == "plan":
-            assert "1 S + 1 prefill + " in result.stdout and "that only prefill" in result.stdout
-        else:
-            assert set(json.loads(result.stdout)["gap_seconds"]) == {"p50", "p99"}
+def run(*command):
+    return main([*map(str, command)])
+
+
+def test_commands(capsys):
+    asked = ("--model", "demo", *ASKED, "--prefill-ranks", 1)
+    assert run("simulate", *asked, "--json", "--rate", 4, "--schedule", "fifo") == 0
+    assert set(json.loads(capsys.readouterr().out)["gap_seconds"]) == {"p50", "p99"}
+    assert run("plan", *asked) == 0
+    said = capsys.readouterr().out
+    assert "1 S + 1 prefill + " in said and "that only prefill" in said
 
 
 @pytest.mark.parametrize(
@@ -108,6 +112,6 @@ def test_commands(hpcdecode):
         (("--prefill-ranks", -1), "--prefill-ranks: expected a number >= 0, got -1"),
     ],
 )
-def test_what_cannot_be_is_refused(hpcdecode, flags, problem):
-    result = hpcdecode("simulate", "--model", "demo", *ASKED, "--prefill-ranks", 1, *flags)
-    assert result.returncode == 2 and problem in result.stderr, result.stderr
+def test_what_cannot_be_is_refused(capsys, flags, problem):
+    assert run("simulate", "--model", "demo", *ASKED, "--prefill-ranks", 1, *flags) == 2
+    assert problem in capsys.readouterr().err
