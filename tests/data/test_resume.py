@@ -25,19 +25,19 @@ def path(tmp_path):
 
 
 def test_runs_of_one_job_add_up(path):
-    """40 runs, each ended after a few rows, merge on the way; the last one completes the job."""
-    for run in range(40):
+    """20 runs, each ended after a few rows, merge on the way; the last one completes the job."""
+    for run in range(20):
         earlier, out = begin(path, segment_rows=2)
-        for line in range(1, 130):
+        for line in range(1, 70):
             if (earlier is None or not earlier.done(line)) and run * 3 < line <= run * 3 + 4:
                 out.error(RowError(line, "x", "bad")) if line % 10 == 0 else out.add(result(line))
         out.close(complete=False, summary={})
         covered = [(s.first, s.last) for s in segments_in(parts_folder(path))]
         assert all(a[1] + 1 == b[0] for a, b in pairwise(covered))
     earlier, out = begin(path)
-    assert (earlier.rows, earlier.errors) == (109, 12) and out.error_count == 12
+    assert (earlier.rows, earlier.errors) == (55, 6) and out.error_count == 6
     out.close(complete=True, summary={})
-    assert lines(path) == ([n for n in range(1, 122) if n % 10], list(range(10, 121, 10)))
+    assert lines(path) == ([n for n in range(1, 62) if n % 10], list(range(10, 61, 10)))
     assert find_earlier(path, IDENTITY, overwrite=False).complete
 
 

@@ -24,7 +24,7 @@ CASES = {
 }
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.generate])
+@settings(max_examples=40, deadline=None, phases=[Phase.generate])
 @given(**CASES)
 def test_families_that_leave_for_tiers_at_any_step_are_done_once(**case):
     check_families(**case)

@@ -16,8 +16,8 @@ import msgspec
 from hpcdecode.config import LITERAL, STDIN, Job
 from hpcdecode.data.prompts.kept import NONE
 from hpcdecode.data.prompts.opening import is_once
+from hpcdecode.model.frontend.adapter_files import adapter_files
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
-from hpcdecode.model.frontend.lora import adapter_files
 from hpcdecode.requests.output_parser import NONE as NO_PARSER
 from hpcdecode.requests.params import SamplingParams
 

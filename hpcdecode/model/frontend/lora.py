@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.adapter_files import CONFIG, WEIGHTS
 from hpcdecode.model.frontend.checkpoint import stored_tensors
 from hpcdecode.model.frontend.config import read_json
 from hpcdecode.model.frontend.held import NOT_HELD, Held
 from hpcdecode.model.frontend.sources import Sources
 from hpcdecode.model.frontend.tensors import CheckpointTensor, StoredTensor
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 KEY = re.compile(r"base_model\.model\.(.{1,500})\.lora_([AB])\.weight")
 MOST_RANK = 1 << 16
@@ -207,11 +207,6 @@ def pattern_value(folder: Path, stated: Mapping[str, Any], name: str, module: st
         if module == plain or (plain == pattern and module.endswith(f".{plain}")):
             return value
     return default
-
-
-def adapter_files(folder: str) -> Iterable[Path]:
-    """Return the files that an adapter's updates depend on."""
-    return [path for name in (CONFIG, WEIGHTS) if (path := Path(folder) / name).is_file()]
 
 
 def refused(folder: Path, expected: str) -> UserError:
