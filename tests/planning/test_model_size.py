@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -194,3 +195,19 @@ def test_layers_alike_are_counted_by_columns():
     size = ModelSize.alike(3, 1000, 100, 4096, 1024, 1024)
     assert size.shapes == (LayerShape(8, 128, 128, 32, 128**-0.5),) * 3 and size.hidden == 4096
     assert size.wire_bytes_per_token == 3 * 2 * (4096 + 1024 + 1024 + 4096) and size.o_columns == 4096
+
+
+def test_a_size_is_kept_until_what_it_depends_on_changes(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("HPCDECODE_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama3"), folder)
+    made = ModelSize.from_directory(str(folder))
+    (file,) = (tmp_path / "cache").glob("*.size")
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelSize, "_measured", None)  # it must not be called
+        assert ModelSize.from_directory(str(folder)) == made
+    file.write_bytes(file.read_bytes()[:-1])
+    assert ModelSize.from_directory(str(folder)) == made
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 2 * config["vocab_size"]}))
+    assert ModelSize.from_directory(str(folder)).head_weights == 2 * made.head_weights

@@ -91,7 +91,7 @@ def test_rows_of_tables_limits_and_shards(tmp_path):
 
 
 def test_a_job_that_went_on_counts_all_rows_to_its_last_line(hpcdecode, tmp_path):
-    rows = [{"prompt": f"Line {n}", "max_tokens": 40 + n % 40, "n": 2 if n == 9 else 1} for n in range(200)]
+    rows = [{"prompt": f"Line {n}", "max_tokens": 40 + n % 40, "n": 2 if n == 9 else 1} for n in range(100)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n{broken\n")
     command = (
         "generate",
@@ -111,11 +111,11 @@ def test_a_job_that_went_on_counts_all_rows_to_its_last_line(hpcdecode, tmp_path
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    found = re.search(r"\nresults: p\.h5 \((\d+) of 201 rows, .*\): hpcdecode show p\.h5\n$", err)
-    assert process.returncode == 128 + signal.SIGTERM and found and 0 < int(found[1]) < 201
+    found = re.search(r"\nresults: p\.h5 \((\d+) of 101 rows, .*\): hpcdecode show p\.h5\n$", err)
+    assert process.returncode == 128 + signal.SIGTERM and found and 0 < int(found[1]) < 101
     result = hpcdecode(*command)
     assert result.returncode == 3
-    last = "results: p.h5 (201 of 201 rows, 201 samples, 1 error): hpcdecode show p.h5"
+    last = "results: p.h5 (101 of 101 rows, 101 samples, 1 error): hpcdecode show p.h5"
     assert (result.stdout + result.stderr).splitlines()[-1] == last
     again = hpcdecode(*command)
     assert "complete already" in again.stdout + again.stderr and "hpcdecode show p.h5" in again.stdout + again.stderr

@@ -17,7 +17,7 @@ from tests.support.scheduling import ListFeed, Machine, prompts
 
 CASES = {
     **SCHEDULED,
-    "slowest": st.sampled_from([1, 4, 60]),
+    "slowest": st.sampled_from([1, 4, 25]),
     "rate": st.none() | st.sampled_from([0.0, 0.1, 0.5]),
 }
 
