@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -21,13 +20,19 @@ def nodes():
         yield made
 
 
+@pytest.fixture(scope="module")
+def rank(forkserver):
+    """The command of a rank, but for its arguments."""
+    return forkserver.rank("hpcdecode")
+
+
 @pytest.mark.parametrize(
     "flags",
     [("--layout", "split"), ("--layout", "split", "--exchange", "messages"), ()],
     ids=["auto", "messages", "replicas"],
 )
-def test_nodes_make_the_rows_of_one_process(hpcdecode, nodes, alone, tmp_path, flags):
-    line = nodes.line(sys.executable, "-m", "hpcdecode", "generate", PROMPTS, "-o", tmp_path / "out.h5", *FLAGS, *flags)
+def test_nodes_make_the_rows_of_one_process(hpcdecode, nodes, rank, alone, tmp_path, flags):
+    line = nodes.line(*rank, "generate", PROMPTS, "-o", tmp_path / "out.h5", *FLAGS, *flags)
     result = run(line, cwd=tmp_path, env=hpcdecode.environment)
     assert result.returncode == 0, result.stderr
     rows, topology, _ = contents(tmp_path / "out.h5")
@@ -36,10 +41,9 @@ def test_nodes_make_the_rows_of_one_process(hpcdecode, nodes, alone, tmp_path, f
     assert tried == (flags == ("--layout", "split"))
 
 
-def test_an_r_rank_beside_the_s_rank_and_others_away_from_it(hpcdecode, nodes, alone, tmp_path):
+def test_an_r_rank_beside_the_s_rank_and_others_away_from_it(hpcdecode, nodes, rank, alone, tmp_path):
     """The first steps go by collectives and by messages in turn; the R-rank beside has shared memory in all."""
-    flags = (*FLAGS, "--s-ranks", 1)
-    command = (sys.executable, "-m", "hpcdecode", "generate", PROMPTS, "-o", tmp_path / "out.h5", *flags)
+    command = (*rank, "generate", PROMPTS, "-o", tmp_path / "out.h5", *FLAGS, "--s-ranks", 1)
     result = run(nodes.line(*command, first=2), cwd=tmp_path, env=hpcdecode.environment)
     assert result.returncode == 0, result.stderr
     rows, topology, _ = contents(tmp_path / "out.h5")
@@ -55,12 +59,12 @@ def test_an_r_rank_beside_the_s_rank_and_others_away_from_it(hpcdecode, nodes, a
     ],
     ids=["stages", "by memory"],
 )
-def test_nodes_share_a_model(hpcdecode, nodes, alone, tmp_path, flags, memory, said):
+def test_nodes_share_a_model(hpcdecode, nodes, rank, alone, tmp_path, flags, memory, said):
     """Also without a flag, if Slurm grants each less memory than the weights take."""
     environment = dict(hpcdecode.environment)
     if memory is not None:
         environment["SLURM_MEM_PER_NODE"] = str(int(memory * WEIGHTS_MIB))
-    line = nodes.line(sys.executable, "-m", "hpcdecode", "generate", PROMPTS, "-o", tmp_path / "out.h5", *FLAGS, *flags)
+    line = nodes.line(*rank, "generate", PROMPTS, "-o", tmp_path / "out.h5", *FLAGS, *flags)
     result = run(line, cwd=tmp_path, env=environment)
     assert result.returncode == 0 and said in result.stderr, result.stderr
     assert contents(tmp_path / "out.h5")[0] == alone[0]
@@ -77,8 +81,8 @@ def test_the_exchange_between_nodes_is_measured_both_ways(hpcdecode):
     assert ("collective left after a slice", "time of collective") in held
 
 
-def test_doctor_times_both_ways_between_nodes(hpcdecode, nodes, tmp_path):
-    line = nodes.line(sys.executable, "-m", "hpcdecode", "doctor", "--json")
+def test_doctor_times_both_ways_between_nodes(hpcdecode, nodes, rank, tmp_path):
+    line = nodes.line(*rank, "doctor", "--json")
     result = run(line, cwd=tmp_path, env=hpcdecode.environment)
     exchange = json.loads(result.stdout)["exchange"]
     assert exchange["hosts"] == 2 and exchange["kept"] in ("messages", "collective")

@@ -1,8 +1,8 @@
 """A rank under mpiexec that lets the fork server have the process: it starts in milliseconds, without imports.
 
-The process that the server forks has this one's arguments, environment, directory, CPUs and streams, and its connection
-to the launcher. It gets the signals that this one gets, and ends when this one does, and the other way round. This one
-bears its number as its name: who ends a rank by its process ends that one.
+The process that the server forks has this one's arguments, environment, directory, CPUs, network and streams, and its
+connection to the launcher. It gets the signals that this one gets, and ends when this one does, and the other way
+round. This one bears its number as its name: who ends a rank by its process ends that one.
 
 usage: python -S -E forked_rank.py SOCKET MODULE ARGUMENT...
 """
@@ -18,12 +18,14 @@ from contextlib import suppress
 
 OF_LAUNCHER = "PMI_FD"  # names the descriptor over which MPICH talks to its launcher
 NAME = "for "  # begins a name in Linux, of at most 15 characters; a process id follows
+OF_NODE = ("net", "uts")  # namespaces that an emulated node has of its own
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
 def main(address: str, module: str, arguments: list[str]) -> int:
     variables = dict(os.environ)
-    descriptors = [0, 1, 2, *([int(variables[OF_LAUNCHER])] if OF_LAUNCHER in variables else [])]
+    spaces = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in OF_NODE]
+    descriptors = [0, 1, 2, *spaces, *([int(variables[OF_LAUNCHER])] if OF_LAUNCHER in variables else [])]
     request = {
         "module": module,
         "arguments": arguments,

@@ -9,6 +9,7 @@ usage: python -m tests.support.forkserver SOCKET
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -24,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import BinaryIO
 
-from tests.support.forked_rank import OF_LAUNCHER
+from tests.support.forked_rank import OF_LAUNCHER, OF_NODE
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = (
@@ -116,7 +117,7 @@ def serve(address: str) -> dict:
 def _watch(connection: socket.socket) -> dict:
     """Fork the child of one request and report its process id and its exit status; end it if nobody waits any more."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _, streams, _, _ = socket.recv_fds(connection, 1, 4)
+    _, streams, _, _ = socket.recv_fds(connection, 1, 4 + len(OF_NODE))
     with connection.makefile("rw") as channel:
         request = json.loads(channel.readline())
         pid = os.fork()
@@ -138,15 +139,20 @@ def _watch(connection: socket.socket) -> dict:
 
 
 def _become(request: dict, streams: list[int]) -> dict:
-    """Take on the streams, the directory, the CPUs and the environment of a request; returns it."""
+    """Take on the streams, the node, the directory, the CPUs and the environment of a request; returns it."""
     for number, stream in enumerate(streams[:3]):
         os.dup2(stream, number)
         os.close(stream)
+    of_node, of_launcher = streams[3 : 3 + len(OF_NODE)], streams[3 + len(OF_NODE) :]
+    for kind, space in zip(OF_NODE, of_node, strict=False):  # a process alone is of this node
+        if os.fstat(space).st_ino != os.stat(f"/proc/self/ns/{kind}").st_ino and ctypes.CDLL(None).setns(space, 0):
+            raise OSError(f"the {kind} namespace of a node cannot be entered")
+        os.close(space)
     os.chdir(request["directory"])
     os.sched_setaffinity(0, request["cpus"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    for descriptor in streams[3:]:
+    for descriptor in of_launcher:
         os.environ[OF_LAUNCHER] = str(descriptor)
     return request
 
