@@ -54,7 +54,7 @@ def own_parts(tmp_path, monkeypatch):
     return Conditions(tmp_path / "work", True)
 
 
-LIMIT = 40  # seconds; a process starts in less, also on a machine that does much else
+LIMIT = 20  # seconds; a process starts in less, also on a machine that does much else
 NAMES = ("good", "failing", "raising", "dying", "hanging", "other")
 FUNCTIONS = """
 import os, subprocess, time
