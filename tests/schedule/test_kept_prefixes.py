@@ -95,19 +95,19 @@ CASES = {
 }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(**CASES)
 def test_families(**case):
     run_families(keeps_prefixes=True, **case)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rate=st.sampled_from([0.1, 0.5]), growth=st.sampled_from([1, 4]), **CASES)
 def test_families_that_are_preempted(rate, **case):
     run_families(keeps_prefixes=True, placement=hasty_placement(rate), **case)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(drained=st.integers(0, 90), rate=st.sampled_from([0.1, 0.5]), keeps=st.booleans(), **CASES)
 def test_families_that_are_preempted_and_drained(drained, rate, keeps, **case):
     drain_families(drained=drained, keeps_prefixes=keeps, placement=hasty_placement(rate), **case)

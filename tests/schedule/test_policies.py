@@ -59,7 +59,7 @@ def loaded(rows, schedule="load-control", kind=Arriving, **sizes):
     return kind(Arrivals(sorted(rows)), schedule=schedule, **sizes).run()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows=ROWS, load=st.integers(60, 600))
 def test_load_control_never_exceeds_its_limit(rows, load):
     machine = loaded(rows, load=load)
@@ -105,7 +105,7 @@ class Watched(Arriving):
         return active >= min(limits.batch, target)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows=ROWS, load=st.integers(80, 400), period=st.sampled_from([4, 40]))
 def test_load_control_starts_a_row_as_early_as_a_search_finds_possible(rows, load, period):
     loaded(rows, load=load, period=period, kind=Watched)

@@ -100,7 +100,7 @@ def test_sequences_are_spread_over_r_ranks_by_load():
 
 
 @example(rows=[(1, 22, None), (120, 60, None)], batch=1, period=1, lanes=2, block=1, capacity=[200])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(  # prompt tokens, max_tokens, the position of a stop token
         st.tuples(st.integers(1, 120), st.integers(1, 60), st.none() | st.integers(0, 30)), min_size=1, max_size=40
@@ -124,7 +124,7 @@ def test_every_row_is_done_once_and_no_r_rank_overflows(rows, batch, period, lan
     machine.require_empty()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(**FAMILIES)
 def test_families_are_done_once_and_no_r_rank_overflows(**case):
     run_families(**case)
