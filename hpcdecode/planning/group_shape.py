@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import gcd
+from collections.abc import Iterable, Iterator
 
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.layer_work import dealt_heads, of_member
@@ -48,7 +47,7 @@ def member_unit(size: ModelSize, shape: GroupShape, kv_dtype: str) -> KvUnit:
 
 def why_not(size: ModelSize, shape: GroupShape) -> str | None:
     """Return why a model cannot be shared so, or None if it can."""
-    odd = next((heads for heads in dealt_heads(size.shapes) if heads % shape.tp), None)
+    odd = _not_shared(dealt_heads(size.shapes), shape.tp)
     if odd is not None:
         kind = "heads of a layer" if size.keeps_states else "KV heads"
         return f"--tp {shape.tp}: expected a divisor of the {odd} {kind}, so that members have equally many"
@@ -57,10 +56,15 @@ def why_not(size: ModelSize, shape: GroupShape) -> str | None:
     return None
 
 
+def _not_shared(heads: Iterable[int], tp: int) -> int | None:
+    """Return the first of the numbers of heads that `tp` members cannot share evenly, or None if they can share all."""
+    return next((each for each in heads if each % tp), None)
+
+
 def shapes(size: ModelSize, ranks: int) -> Iterator[GroupShape]:
     """Yield the shapes that `ranks` ranks could have, the fewest members first, of these the fewest stages."""
-    heads = gcd(*dealt_heads(size.shapes))
-    degrees = [tp for tp in range(1, min(ranks, heads) + 1) if heads % tp == 0]
+    heads = set(dealt_heads(size.shapes))
+    degrees = [tp for tp in range(1, ranks + 1) if _not_shared(heads, tp) is None]
     stages = [pp for pp in range(1, min(ranks, _MOST_STAGES, size.layers) + 1) if pp & (pp - 1) == 0]
     found = [GroupShape(tp, pp) for tp in degrees for pp in stages if tp * pp <= ranks]
     yield from sorted(found, key=lambda shape: (shape.size, shape.pp))

@@ -108,14 +108,17 @@ def rank_of(process: subprocess.Popen, rank: int, seconds: float = 20) -> psutil
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 own = {f"{name}={value}" for name, value in child.environ().items()}
-                if names & own and (itself := _forked(child) if _is_stand_in(child) else child):
+                if names & own and (itself := _itself(child)):
                     return itself
         time.sleep(0.05)
     raise AssertionError(f"no rank {rank} after {seconds} s")
 
 
-def _is_stand_in(process: psutil.Process) -> bool:
-    return any(argument.endswith("forked_rank.py") for argument in process.cmdline())
+def _itself(process: psutil.Process) -> psutil.Process | None:
+    """Return a rank's process, or the one that stands in its place; None for another program, or before it is there."""
+    if any(argument.endswith("forked_rank.py") for argument in process.cmdline()):
+        return _forked(process)
+    return process if "python" in process.name() else None
 
 
 def _forked(process: psutil.Process) -> psutil.Process | None:

@@ -55,18 +55,11 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 def replace_uses(node: fx.Node, new: fx.Node) -> None:
     """Let what reads `node` read `new`, and remove `node`; what follows an in-place write reads its result, too."""
     if node.target in WRITES:
-        written = as_node(node.args[0])
-        written = as_node(written.args[0]) if node.target is aten.copy_.default else written
-        later = {n for n in after(node) if n in written.users}
-        written.replace_all_uses_with(new, delete_user_cb=lambda user: user in later)
+        changed = as_node(node.args[0])
+        changed = as_node(changed.args[0]) if node.target is aten.copy_.default else changed
+        changed.replace_all_uses_with(new, delete_user_cb=lambda user: user > node)
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
-
-
-def after(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes of a graph that follow `node`."""
-    nodes = list(node.graph.nodes)
-    return nodes[nodes.index(node) + 1 :]
 
 
 def check(graph: fx.Graph) -> None:
@@ -117,11 +110,10 @@ def check_fill(node: fx.Node) -> None:
     view = as_node(node.args[0])
     if view.target is not aten.slice.Tensor or node.users or not fresh(buffer := as_node(view.args[0])):
         raise NotSimple(node.name)
-    earlier = {n for n in node.graph.nodes if n < node}
     fills = {
         n for u in buffer.users if u.target is aten.slice.Tensor for n in u.users if n.target is aten.copy_.default
     }
-    reads = [u for u in buffer.users if u in earlier and any(n.target is not aten.copy_.default for n in u.users)]
+    reads = [u for u in buffer.users if u < node and any(n.target is not aten.copy_.default for n in u.users)]
     if len(view.users) != 1 or reads or any(view < fill < node for fill in fills):
         raise NotSimple(node.name)
 
