@@ -14,7 +14,7 @@ from hpcdecode.model import load_split
 from tests.support.models import INDEXED
 from tests.support.parity import make_case
 from tests.support.preemption import HastyPlacement
-from tests.support.samples import rows, run
+from tests.support.samples import made, rows, run
 
 FIELDS = [
     (70, {"n": 2, "temperature": 0.9, "max_tokens": 8, "logprobs": 1}),
@@ -22,11 +22,6 @@ FIELDS = [
     (90, {"beam_width": 2, "max_tokens": 6}),
     (130, {"temperature": 0.8, "max_tokens": 10, "prompt_logprobs": 1}),
 ]
-
-
-def made(done):
-    """All that the results have of sequences; as text, in which NaN equals NaN."""
-    return {key: repr((s.generated, s.finish_reason, s.logprobs, s.prompt_logprobs)) for key, s in done.items()}
 
 
 SMALL = {"batch": 3, "period": 2, "prefill_tokens": 48}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import os
 from unittest.mock import patch
@@ -28,7 +27,7 @@ from hpcdecode.system.model_path import find_model
 from hpcdecode.system.swap_tiers import TierSpec
 from tests.support.preemption import HastyPlacement
 from tests.support.rotating import FaultyTier, file, rotating, sizes_of
-from tests.support.samples import rows, run
+from tests.support.samples import made, rows, run, with_room
 from tests.support.stop_after import copy
 
 FIELDS = [
@@ -52,15 +51,10 @@ def prompts():
     return [*alone, *(Prompt(p.line + 10, p.id, header + p.token_ids, p.params) for p in rows(*FIELDS))]
 
 
-def made(done):
-    """All that the results have of sequences; as text, in which NaN equals NaN."""
-    return {key: repr((s.generated, s.finish_reason, s.logprobs, s.prompt_logprobs)) for key, s in done.items()}
-
-
 @pytest.fixture(scope="module")
 def in_memory(model):
     """What the rows are in a KV cache with room for all, by the number of lanes."""
-    return functools.cache(lambda lanes: made(run(model, prompts(), lanes=lanes, shared=1000, capacity=1 << 14)[0]))
+    return with_room(model, prompts)
 
 
 @pytest.mark.parametrize(

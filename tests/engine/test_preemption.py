@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from functools import partial
 
 import pytest
@@ -12,7 +11,7 @@ from hpcdecode.model import load_split
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.system.swap_tiers import FileTier
 from tests.support.preemption import hasty_placement
-from tests.support.samples import rows, run
+from tests.support.samples import made, rows, run, with_room
 from tests.support.swapping import TornTier, chunk_bytes
 
 FIELDS = [
@@ -38,15 +37,10 @@ def prompts():
     return [*alone, *again]
 
 
-def made(done):
-    """All that the results have of sequences; as text, in which NaN equals NaN."""
-    return {key: repr((s.generated, s.finish_reason, s.logprobs, s.prompt_logprobs)) for key, s in done.items()}
-
-
 @pytest.fixture(scope="module")
 def undisturbed(model):
     """What the rows are in a KV cache with room for all, by the number of lanes."""
-    return functools.cache(lambda lanes: made(run(model, prompts(), lanes=lanes, shared=1000, capacity=1 << 14)[0]))
+    return with_room(model, prompts)
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.6])

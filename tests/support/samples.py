@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from hpcdecode.attention.open import open_kv_cache
@@ -99,3 +101,13 @@ def run(
         part.check()
         assert store.used_tokens == 0 and not worker.prompt_kv.tokens
     return {(s.prompt.line, s.sample): s for s in sink.done}, worker
+
+
+def made(done):
+    """All that the results have of sequences; as text, in which NaN equals NaN."""
+    return {key: repr((s.generated, s.finish_reason, s.logprobs, s.prompt_logprobs)) for key, s in done.items()}
+
+
+def with_room(model, prompts):
+    """What is made of `prompts()` in a KV cache with room for all, by the number of lanes; made once for each."""
+    return functools.cache(lambda lanes: made(run(model, prompts(), lanes=lanes, shared=1000, capacity=1 << 14)[0]))
