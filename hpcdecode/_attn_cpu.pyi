@@ -212,9 +212,6 @@ class KvCache:
     def place_pages(self, frames: _Ints) -> None:
         """Say in which frame each page of a layer lies for the calls to come, or -1."""
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy a block of the layer whose pages were placed last."""
-
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the copies of blocks, (from, to) in every layer, that extend left to be made since the last call."""
 
@@ -234,6 +231,17 @@ class KvCache:
     def mark_used(self, marks: _Bytes) -> None:
         """Set marks, uint8 [blocks], to 1 for every block that a slot holds, to 0 for others."""
 
+    @property
+    def ranges(self) -> int:
+        """Number of ranges of blocks."""
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a page, and of a frame."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block of the layer whose pages were placed last."""
+
     def row_bytes(self, layer: int) -> int:
         """Return the bytes of a token at a layer."""
 
@@ -249,14 +257,6 @@ class KvCache:
 
     def restore_tokens(self, layer: int, frame: int, items: _Ints, rows: _Bytes) -> None:
         """Copy tokens back, as save_tokens has them, in order."""
-
-    @property
-    def ranges(self) -> int:
-        """Number of ranges of blocks."""
-
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of a page, and of a frame."""
 
     @property
     def address(self) -> int:
@@ -314,6 +314,12 @@ class PageMove:
     @property
     def nbytes(self) -> int:
         """Bytes that move."""
+
+    def seal(self, page: _Bytes, block_bytes: int) -> None:
+        """Take the checksums of its blocks, of a page without a journal that was copied to memory, uint8."""
+
+    def unseal(self, page: _Bytes, block_bytes: int) -> bool:
+        """Return whether a page without a journal that was read into memory, uint8, has the checksums of its blocks."""
 
 class PageTable:
     """Which pages of a KV cache with frames lie in memory, and which of them move next.

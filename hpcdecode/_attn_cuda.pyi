@@ -73,6 +73,8 @@ class KvCache:
         block_tokens: int,
         device: int,
         batches: int = 18,
+        range_blocks: int = 0,
+        frames: int = 0,
     ) -> None:
         """Allocate a KV cache on a device.
 
@@ -84,6 +86,8 @@ class KvCache:
             block_tokens: Tokens of a block.
             device: Number of the device.
             batches: Calls whose sequences stay on the device; with 2 a lane and 2 more none waits for another.
+            range_blocks: Blocks of a page, or 0 if every block has a place of its own.
+            frames: Number of pages of any layer that memory has room for.
 
         Raises:
             MemoryError: If the device has no room.
@@ -138,7 +142,7 @@ class KvCache:
         """Return the ids of an open slot's blocks, in order."""
 
     def memory(self) -> list[object]:
-        """Return the blocks of each layer, torch.uint8 [blocks, bytes] on the device."""
+        """Return the blocks of each layer, torch.uint8 [blocks, bytes] on the device; layers share those of frames."""
 
     def check(self) -> None:
         """Check that every block is free or referenced, and counted right.
@@ -171,8 +175,58 @@ class KvCache:
     def bytes_read(self) -> int:
         """Bytes of K and V that attend has read so far."""
 
+    def place_pages(self, frames: _Ints) -> None:
+        """Say in which frame each page of a layer lies for the calls to come, or -1."""
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Return the copies of blocks, (from, to) in every layer, that extend left to be made since the last call."""
+
+    def mark_ranges(self, slots: _Ints, counts: _Ints, all: bool, marks: _Bytes) -> None:
+        """Mark the ranges in which slots have blocks.
+
+        Args:
+            slots: int32 [n], each slot once.
+            counts: int32 [n].
+            all: True for all blocks, False for those of the last counts[i] positions.
+            marks: uint8 [n * ranges], 1 or 0.
+        """
+
+    def written_blocks(self, slots: _Ints, counts: _Ints) -> list[int]:
+        """Return the blocks of the last counts[i] positions of slots[i]."""
+
+    def mark_used(self, marks: _Bytes) -> None:
+        """Set marks, uint8 [blocks], to 1 for every block that a slot holds, to 0 for others."""
+
+    @property
+    def ranges(self) -> int:
+        """Number of ranges of blocks."""
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a page, and of a frame."""
+
 def serves(layers: Sequence[LayerShape], kv_dtype: str, device: int) -> bool:
     """Return whether there are kernels for these layers, and room for them in a device's shared memory."""
+
+def expand_weights(
+    form: int, packed: int, out: int, dtype: str, experts: int, outputs: int, inputs: int, device: int, stream: int
+) -> None:
+    """Expand weights in few bits to matrices.
+
+    Args:
+        form: Value of a WeightForm of _ops_cpu.
+        packed: Address on the device of what _ops_cpu packs, one expert after the other.
+        out: Address on the device of the result, [experts, outputs, inputs], a multiple of 16.
+        dtype: float32 or bfloat16, of the result.
+        experts: Number of weights.
+        outputs: Outputs of each.
+        inputs: Inputs, a multiple of what the form's must be.
+        device: Number of the device.
+        stream: Address of the CUDA stream, or 0 for the default one.
+
+    Raises:
+        ValueError: If the form is none in few bits, or the dtype another.
+    """
 
 def device_count() -> int:
     """Return the number of devices that the driver shows, 0 without a driver. Throw RuntimeError if it fails."""

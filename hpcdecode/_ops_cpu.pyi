@@ -96,12 +96,26 @@ class WeightForm(enum.Enum):
 
     q6_k = 8
 
+    nf4 = 11
+
+    nvfp4 = 12
+
+    i8 = 13
+
+    q2_k = 14
+
+    q3_k = 15
+
+    iq4_nl = 16
+
+    iq4_xs = 17
+
     bf16 = 9
 
     f16 = 10
 
 class BlockType(enum.Enum):
-    """Blocks of weights in GGUF files."""
+    """Blocks of weights in GGUF files, and our own."""
 
     q4_0 = 0
 
@@ -116,6 +130,20 @@ class BlockType(enum.Enum):
     q5_k = 5
 
     q6_k = 6
+
+    nf4 = 7
+
+    nvfp4 = 8
+
+    i8 = 9
+
+    q2_k = 10
+
+    q3_k = 11
+
+    iq4_nl = 12
+
+    iq4_xs = 13
 
 class Step:
     """One element-wise operation of a fused kernel."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpcdecode import _attn_cuda
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4", "int4")
+HOW_TO_BUILD = "install it with pip install . -Ccmake.define.HPCDECODE_CUDA=ON where nvcc is"
 
 
 class CudaModule(Protocol):
@@ -45,6 +46,20 @@ class CudaModule(Protocol):
 
     def serves(self, layers: Sequence[_attn_cuda.LayerShape], kv_dtype: str, device: int) -> bool:
         """Return whether there are kernels for these layers, and room for them in a device's shared memory."""
+
+    def expand_weights(
+        self,
+        form: int,
+        packed: int,
+        out: int,
+        dtype: str,
+        experts: int,
+        outputs: int,
+        inputs: int,
+        device: int,
+        stream: int,
+    ) -> None:
+        """Expand weights in few bits to matrices [experts, outputs, inputs]."""
 
     def device_count(self) -> int:
         """Return the number of devices that the driver shows."""
@@ -89,8 +104,7 @@ def native(device: torch.device) -> CudaModule:
         return _attn_cuda_emulated
     if not built():
         raise UserError(
-            "attention on a GPU: expected an hpcdecode that was built with CUDA, got one without; install it with "
-            "pip install . -Ccmake.define.HPCDECODE_CUDA=ON where nvcc is",
+            f"attention on a GPU: expected an hpcdecode that was built with CUDA, got one without; {HOW_TO_BUILD}",
             everywhere=True,
         )
     if trouble := _devices()[1]:
@@ -102,6 +116,11 @@ def native(device: torch.device) -> CudaModule:
     from hpcdecode import _attn_cuda
 
     return _attn_cuda
+
+
+def stream_of(device: torch.device) -> int:
+    """Return the address of a device's current stream; 0 for the CPU."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def serves(layers: Sequence[LayerShape], kv_dtype: str, device: torch.device) -> bool:
@@ -146,6 +165,8 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
         max_sequences: Slots are 0 to max_sequences - 1.
         block_tokens: Tokens of a block, or None for the default.
         device: A CUDA device, or the CPU for the emulation.
+        range_blocks: Blocks of a page of a cache that has room for some pages (see `streamed_cuda.py`), or 0.
+        frames: Number of pages of any layer that it has room for.
 
     Raises:
         torch.OutOfMemoryError: If the device has no room.
@@ -161,6 +182,8 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
         max_sequences: int,
         block_tokens: int | None = None,
         device: torch.device | str = "cuda",
+        range_blocks: int = 0,
+        frames: int = 0,
     ) -> None:
         self.device = device = torch.device(device)
         module = native(device)
@@ -175,6 +198,8 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
                 max_sequences,
                 DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens,
                 device.index or 0,
+                range_blocks=range_blocks,
+                frames=frames,
             )
         except MemoryError as error:
             raise torch.OutOfMemoryError(
@@ -192,21 +217,17 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
     def extend(self, slots: IntArray, counts: IntArray) -> None:
         """Make room for new tokens, as `KvCache.extend`."""
         try:
-            self.native.extend(slots, counts, self._stream())
+            self.native.extend(slots, counts, stream_of(self.device))
         except self._capacity_error as error:
             raise KvCapacityError(str(error)) from None
 
     def append(self, layer: int, slots: IntArray, counts: IntArray, kv: Matrix) -> None:
         """Write K and V, as `KvCache.append`."""
-        self.native.append(layer, slots, counts, kv, self._stream())
+        self.native.append(layer, slots, counts, kv, stream_of(self.device))
 
     def attend(
         self, layer: int, slots: IntArray, counts: IntArray, qkv: Matrix, out: Matrix, sinks: FloatArray | None = None
     ) -> None:
         """Append and attend, as `KvCache.attend`."""
         with self._clock:
-            self.native.attend(layer, slots, counts, qkv, out, sinks, self._stream())
-
-    def _stream(self) -> int:
-        """Return the address of the device's current stream."""
-        return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+            self.native.attend(layer, slots, counts, qkv, out, sinks, stream_of(self.device))

@@ -10,7 +10,7 @@ from hpcdecode.attention.shapes import LayerShape
 if TYPE_CHECKING:
     from hpcdecode import _attn_cpu, _attn_cuda
 
-Native = TypeVar("Native", "_attn_cpu.KvCache", "_attn_cuda.KvCache")
+Native = TypeVar("Native", bound="_attn_cpu.KvCache | _attn_cuda.KvCache")
 
 
 class NativeKvCache(Generic[Native]):

@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 
 import msgspec
+import torch
 
 from hpcdecode import _attn_cpu
+from hpcdecode.attention import cuda
 from hpcdecode.attention.base import native_shapes
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.errors import UserError
@@ -64,14 +66,32 @@ class PageSizes(msgspec.Struct, frozen=True):
         return min(self.frames / (self.layers * self.ranges), 1.0)
 
 
-def _block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int) -> int:
-    shapes = native_shapes(layers, _attn_cpu.LayerShape)
-    most = max(_attn_cpu.block_bytes([shape], kv_dtype, block_tokens)[0] for shape in shapes)
+def page_block_bytes(
+    layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, device: torch.device | None = None
+) -> int:
+    """Return the bytes of a block of pages, which have blocks of one size at all layers.
+
+    Args:
+        layers: Shapes of the layers.
+        kv_dtype: Data type that K and V are stored as.
+        block_tokens: Tokens of a block.
+        device: Whose kernels attend, or None for CPUs.
+    """
+    if device is not None:
+        most = max(cuda.block_bytes([shape], kv_dtype, block_tokens, device) for shape in layers)
+    else:
+        shapes = native_shapes(layers, _attn_cpu.LayerShape)
+        most = max(_attn_cpu.block_bytes([shape], kv_dtype, block_tokens)[0] for shape in shapes)
     return -(-most // _BLOCK_UNIT) * _BLOCK_UNIT
 
 
 def page_sizes(
-    layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, memory: int, tiers: Sequence[int]
+    layers: Sequence[LayerShape],
+    kv_dtype: str,
+    block_tokens: int,
+    memory: int,
+    tiers: Sequence[int],
+    device: torch.device | None = None,
 ) -> PageSizes:
     """Return the pages of a KV cache that has as many as its tiers hold.
 
@@ -83,11 +103,12 @@ def page_sizes(
         block_tokens: Tokens of a block.
         memory: Bytes for pages in memory.
         tiers: Bytes of every tier.
+        device: A GPU that attends, whose pages have no journals, or None for CPUs.
 
     Raises:
         UserError: If memory is too small, or larger than the tiers.
     """
-    block, count = _block_bytes(layers, kv_dtype, block_tokens), len(layers)
+    block, count = page_block_bytes(layers, kv_dtype, block_tokens, device), len(layers)
     range_blocks, frames, window = _frames(block, count, memory)
     page = range_blocks * block
     if count == 1:
@@ -100,18 +121,18 @@ def page_sizes(
             f"--schedule fluid: expected --kv-memory of at least {(2 * window + 2) * page >> 10}K, "
             f"{2 * window + 2} pages of this model's KV cache, got {memory >> 10}K; raise it"
         )
-    journal = aligned(page // _JOURNAL_SHARE)
+    journal = 0 if device else aligned(page // _JOURNAL_SHARE)
     ranges = min(sum(tier // (page + journal) for tier in tiers) // count, frames - 2 * window)
     if ranges * count <= frames and not _rotates(frames, window, count):
         least = next(m for m in (memory << i for i in range(1, 64)) if _rotates(*_frames(block, count, m)[1:], count))
         raise UserError(
             f"--schedule fluid: expected --kv-memory of about {least >> 20}M, to hold all pages of one of {count} "
             f"layers at once and be smaller than the KV cache, got {memory >> 10}K; raise it, and --kv-swap to more "
-            f"than {1 + 1 / _JOURNAL_SHARE:.2f} times that, or leave out --schedule fluid"
+            f"than {1 + journal / page:.2f} times that, or leave out --schedule fluid"
         )
     if ranges * count <= frames:
         raise UserError(
-            f"--schedule fluid: expected --kv-swap of more than {1 + 1 / _JOURNAL_SHARE:.2f} times --kv-memory, "
+            f"--schedule fluid: expected --kv-swap of more than {1 + journal / page:.2f} times --kv-memory, "
             f"{memory >> 20}M, got {sum(tiers) >> 20}M: raise it, or leave out --schedule fluid, as all fits in memory"
         )
     return PageSizes(count, block, range_blocks, ranges, frames, window, journal, block_tokens)
@@ -139,7 +160,7 @@ def _rotates(frames: int, window: int, count: int) -> bool:
 
 def sizes_in_memory(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, tokens: int) -> PageSizes:
     """Return pages of 1 MiB or more that hold so many tokens, all of them in memory."""
-    block = _block_bytes(layers, kv_dtype, block_tokens)
+    block = page_block_bytes(layers, kv_dtype, block_tokens)
     unit = ALIGNMENT // math.gcd(ALIGNMENT, block)  # blocks
     range_blocks = max(PAGE_BYTES // (block * unit), 1) * unit
     ranges, window = -(-tokens // (range_blocks * block_tokens)), _WINDOW[0]

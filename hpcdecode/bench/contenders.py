@@ -244,14 +244,14 @@ class Peer:
             return self.site.checkpoint
         kind = "-".join(filter(None, (label(self.site.model), self.site.weights)))
         folder = self.site.work / f"{self.name}-{kind}"
-        return made(folder, self._to_openvino) if self.name == "openvino" else made(folder, self._to_gguf) / _GGUF
-
-    def _to_gguf(self, folder: Path) -> None:
-        if self.site.model in MIXED:
+        if self.name == "llama.cpp" and self.site.model in MIXED and not folder.exists():
             raise UserError(
                 f"--peer llama.cpp: expected {folder / _GGUF}, as {self.site.model} is no Llama: convert "
                 f"{self.site.checkpoint} to it by llama.cpp's convert_hf_to_gguf.py"
             )
+        return made(folder, self._to_openvino) if self.name == "openvino" else made(folder, self._to_gguf) / _GGUF
+
+    def _to_gguf(self, folder: Path) -> None:
         script, kind = str(Path(__file__).with_name("peer_gguf.py")), _GGUF_TYPES[self.site.weights]
         line = [self.python, script, str(self.site.checkpoint), str(folder / _GGUF), kind]
         self.site.call("llama.cpp-convert", line, bare=True)

@@ -3,7 +3,8 @@
 Jobs of one process run the same rows in turn: with `--admission reserve`, with `--schedule static`, as vLLM does (rows
 enter by what is expected of them, are preempted, and are computed again: `--admission optimistic`), and with
 `--schedule fluid` over each tier. Their tokens are compared. Costs are measured before, between and after them. The
-value is tokens/s as measured, the ratio what the simulator predicts over that.
+value is tokens/s as measured, the ratio what the simulator predicts over that. On a GPU nothing is predicted: there the
+ratio is over `--admission reserve`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import h5py
 import numpy as np
+import torch
 
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import default_folder
@@ -86,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tier", nargs="+", default=["host"], metavar="TIER", help="host, host@RATE, or a directory for a file")
     add("--kv-dtype", default="float32", help="data type of the KV cache (%(default)s)")
     add("--dtype", default="bfloat16", help="data type of weights and activations (%(default)s)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="what has weights and KV cache (%(default)s)")
     add("--rounds", type=int, default=2, metavar="N", help="runs of each (%(default)s)")
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="prompts and results (%(default)s)")
 
@@ -94,30 +97,39 @@ def run(args: argparse.Namespace) -> Report:
     """Run the benchmark.
 
     Raises:
-        UserError: If memory has room for all rows.
+        UserError: If memory has room for all rows, or a directory for a tier is missing.
     """
     if not 0 < args.resident < args.rows:
         raise UserError(f"--resident: expected 1 to {args.rows - 1} rows, got {args.resident}")
+    for tier in args.tier:
+        kind = tier.partition("@")[0]
+        if kind != "host" and not Path(kind).is_dir():
+            raise UserError(f"--tier {tier}: expected host, host@RATE or a directory, found none; create it")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: expected a GPU that torch sees, found none; leave out --device")
     args.work.mkdir(parents=True, exist_ok=True)
     bench = _Bench(args)
     runs: dict[Contender, list[Ran]] = {each: [] for each in bench.contenders()}
-    bench.calibration.measure()
+    bench.measure()
     for _ in range(args.rounds):
         for each, ran in runs.items():
             ran.append(bench.run(each))
-        bench.calibration.measure()
+        bench.measure()
     _require_same(runs)
-    cost = bench.calibration.profile().cost
-    cases: list[Case] = []
-    for each, ran in runs.items():
-        lengths = [len(tokens) for tokens in ran[0].tokens]
-        outcome = bench.simulate(each, cost, lengths)
-        measured = [one.summary["tokens_per_second"] for one in ran]
-        ratios = [outcome.tokens_per_second / rate for rate in measured]
-        cases.append(
-            case(f"{each.name}{_moved(ran[-1], outcome)}", measured, "tokens/s", "predicted / measured", ratios)
-        )
+    cases = bench.predictions(runs) if args.device == "cpu" else _against_the_first(runs)
     return {"bench": "rotation", "machine": machine(), "cases": cases}
+
+
+def _against_the_first(runs: dict[Contender, list[Ran]]) -> list[Case]:
+    """Return tokens/s, and their ratio to those of the first contender, run by run."""
+    cases: list[Case] = []
+    first: list[float] = []
+    for each, ran in runs.items():
+        measured = [one.summary["tokens_per_second"] for one in ran]
+        first = first or measured
+        ratios = [rate / base for rate, base in zip(measured, first, strict=True)]
+        cases.append(case(f"{each.name}{_moved(ran[-1])}", measured, "tokens/s", "over reserve", ratios))
+    return cases
 
 
 class _Bench:
@@ -125,13 +137,18 @@ class _Bench:
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.directory = args, find_model(args.model, {})
-        self.model: SplitModel = load_split(self.directory, dtype=args.dtype)
+        self.model: SplitModel = load_split(self.directory, dtype=args.dtype, device=torch.device(args.device))
         self.layers = list(self.model.attends)
         whole = TieredMemory(self.layers, args.kv_dtype, 0, [], False)
         tokens = -(-(args.prompt + args.max_tokens) // whole.block_tokens) * whole.block_tokens
         self.kv = int(args.resident * tokens * whole.token_bytes)
         self.all_kv = int(1.25 * args.rows * tokens * whole.token_bytes)
-        team = assemble(None)
+        if args.device == "cpu":
+            self._calibrate()
+        self._write_rows()
+
+    def _calibrate(self) -> None:
+        args, team = self.args, assemble(None)
         team.pin()
         batches = dict.fromkeys((4, args.resident, args.rows))
         loads = [SteadyLoad(batch, 1, args.prompt, _STEPS) for batch in batches]
@@ -139,7 +156,22 @@ class _Bench:
         loads += [SteadyLoad(args.resident, 1, args.prompt, _STEPS, prompt=n, chunk=n // 5) for n in (160, 640)]
         self.threads = team.me.threads
         self.calibration = Calibration(team, self.model, self.directory, args.kv_dtype, loads=loads)
-        self._write_rows()
+
+    def measure(self) -> None:
+        """Measure what steps take, which predictions are made of."""
+        if self.args.device == "cpu":
+            self.calibration.measure()
+
+    def predictions(self, runs: dict[Contender, list[Ran]]) -> list[Case]:
+        """Return tokens/s, and what the simulator predicts over these."""
+        cost, cases = self.calibration.profile().cost, []
+        for each, ran in runs.items():
+            outcome = self.simulate(each, cost, [len(tokens) for tokens in ran[0].tokens])
+            measured = [one.summary["tokens_per_second"] for one in ran]
+            ratios = [outcome.tokens_per_second / rate for rate in measured]
+            name = f"{each.name}{_moved(ran[-1], outcome)}"
+            cases.append(case(name, measured, "tokens/s", "predicted / measured", ratios))
+        return cases
 
     def contenders(self) -> list[Contender]:
         """Return how the rows are run."""
@@ -160,6 +192,8 @@ class _Bench:
         out = self.args.work / "rotation.h5"
         job = Job(
             model=self.directory,
+            device=self.args.device,
+            r_device=self.args.device,
             dtype=self.args.dtype,
             kv_dtype=self.args.kv_dtype,
             prompts=(str(self.args.work / "rotation.jsonl"),),
@@ -209,8 +243,10 @@ def _require_same(runs: dict[Contender, list[Ran]]) -> None:
         raise InvariantViolation("tokens do not depend on schedule, admission or tier", "runs differ")
 
 
-def _moved(ran: Ran, outcome: SimulationOutcome) -> str:
-    """Return what was moved and preempted, and what was simulated of that."""
+def _moved(ran: Ran, outcome: SimulationOutcome | None = None) -> str:
+    """Return what was moved and preempted, and what was simulated of that, if it was."""
     moved, preempted = ran.summary["swap_in_bytes"], ran.summary["preemptions"]
-    said = f", {moved / 1e6:,.0f} MB in (simulated {outcome.swap_in_bytes / 1e6:,.0f})" if moved else ""
-    return said + (f", {preempted:.0f} preemptions (simulated {outcome.preemptions})" if preempted else "")
+    bytes_in = f" (simulated {outcome.swap_in_bytes / 1e6:,.0f})" if outcome else ""
+    times = f" (simulated {outcome.preemptions})" if outcome else ""
+    said = f", {moved / 1e6:,.0f} MB in{bytes_in}" if moved else ""
+    return said + (f", {preempted:.0f} preemptions{times}" if preempted else "")

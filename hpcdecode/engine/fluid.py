@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+import torch
 
+from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.frame_copies import PinnedMemory, link_rate
+from hpcdecode.attention.host import HostKvCache
+from hpcdecode.attention.open import by_kernels
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.streamed import StreamedKvCache
+from hpcdecode.attention.streamed_cuda import StreamedCudaKvCache
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.setup import Setup
-from hpcdecode.engine.swap_room import page_obstacle
+from hpcdecode.engine.swap_room import obstacle
 from hpcdecode.engine.tier_speed import tier_speed
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
 from hpcdecode.system.memory import total_bytes
 from hpcdecode.system.swap_tiers import TierSpec, open_tiers
-from hpcdecode.system.tier import Tier
+from hpcdecode.system.tier import Chunk, Tier
 
 
 class GroupRotation(msgspec.Struct, frozen=True):
@@ -53,16 +59,16 @@ class GroupRotation(msgspec.Struct, frozen=True):
 
 def require_rotation(options: EngineOptions, team: Team, setup: Setup) -> None:
     """Raise UserError, on every rank, if a layout has no rotation of groups under the schedule `fluid`."""
-    if options.schedule == "fluid" and (why := page_obstacle(team, bool(recurrent_shapes(setup.shapes)))):
+    if options.schedule == "fluid" and (why := obstacle(team, bool(recurrent_shapes(setup.shapes)))):
         raise UserError(
-            f"--schedule fluid: expected KV caches on CPUs, of whole layers that all attend, got one {why}; "
+            f"--schedule fluid: expected KV caches of whole layers that all attend, got one {why}; "
             "choose another --schedule",
             everywhere=True,
         )
 
 
 def measure_rotation(options: EngineOptions, team: Team, setup: Setup, own: Sequence[LayerShape], memory: int) -> int:
-    """Return the KV tokens that this R-rank holds in memory and tiers, and measure the tiers.
+    """Return the KV tokens that this R-rank holds in memory and tiers, and measure the tiers and a GPU's link to them.
 
     Args:
         options: Of the engine.
@@ -72,33 +78,56 @@ def measure_rotation(options: EngineOptions, team: Team, setup: Setup, own: Sequ
         memory: Bytes of the KV cache in memory.
 
     Raises:
-        UserError: If tiers or memory are too small.
+        UserError: If tiers or memory are too small, or a GPU has no kernels for the layers.
     """
     me = team.me
+    device = _gpu_of(me)
+    if device is not None and not by_kernels(own, setup.kv_dtype, device):
+        raise UserError(
+            f"--schedule fluid: expected layers that a GPU has kernels for, got some that torch's operations attend "
+            f"to, with --kv-dtype {setup.kv_dtype}; choose another --schedule"
+        )
     me.kv_resident = memory
-    sizes = _sizes(setup, own, memory, options.swap_tiers)
+    sizes = _sizes(me, setup, own, options.swap_tiers)
     tiers = open_pages(sizes, options.swap_tiers)
     range_tokens = sizes.range_blocks * setup.block_tokens
     token = sizes.page_bytes * sizes.layers / range_tokens
     me.kv_resident_tokens = int(memory / token)
-    me.swap_rate = min(tier_speed(tier, sizes.page_bytes).read_rate for tier in tiers) / token
+    rates = [tier_speed(tier, sizes.page_bytes).read_rate for tier in tiers]
+    if device is not None:
+        rates.append(link_rate(device, sizes.page_bytes))
+    me.swap_rate = min(rates) / token
     for tier in tiers:
         tier.close()
     return sizes.ranges * range_tokens
 
 
-def _sizes(setup: Setup, own: Sequence[LayerShape], memory: int, tiers: Sequence[TierSpec]) -> PageSizes:
-    return page_sizes(own, setup.kv_dtype, setup.block_tokens, memory, [tier.size for tier in tiers])
+def _gpu_of(me: Rank) -> torch.device | None:
+    """Return the GPU that has a rank's KV cache, or None."""
+    return None if me.kv_device == "cpu" else torch.device(me.kv_device)
 
 
-def open_pages(sizes: PageSizes, specs: Sequence[TierSpec]) -> list[Tier]:
-    """Open tiers with as many pages as are in use, and take their room."""
+def _sizes(me: Rank, setup: Setup, own: Sequence[LayerShape], tiers: Sequence[TierSpec]) -> PageSizes:
+    sizes = [tier.size for tier in tiers]
+    return page_sizes(own, setup.kv_dtype, setup.block_tokens, me.kv_resident, sizes, _gpu_of(me))
+
+
+def open_pages(
+    sizes: PageSizes, specs: Sequence[TierSpec], allocate: Callable[[int], Chunk] | None = None
+) -> list[Tier]:
+    """Open tiers with as many pages as are in use, and take their room.
+
+    Args:
+        sizes: Of pages.
+        specs: Of the tiers.
+        allocate: Returns memory of this host of so many bytes; None for any memory.
+    """
     left, tiers = sizes.ranges * sizes.layers, []
     for spec in specs:
         pages = min(spec.size // sizes.chunk_bytes, left)
         left -= pages
         own = TierSpec(spec.kind, pages * sizes.chunk_bytes, spec.directory, spec.rate)
-        tier = open_tiers([own], sizes.chunk_bytes, total_bytes())[0]
+        tier = open_tiers([own], sizes.chunk_bytes, total_bytes(), allocate)[0]
         try:
             tier.reserve()
         except OSError as error:
@@ -124,8 +153,13 @@ def rotation_of(team: Team) -> GroupRotation | None:
 
 
 def open_rotation(
-    me: Rank, setup: Setup, own: Sequence[LayerShape | RecurrentShape], slots: int, specs: Sequence[TierSpec]
-) -> StreamedKvCache:
+    me: Rank,
+    setup: Setup,
+    own: Sequence[LayerShape | RecurrentShape],
+    slots: int,
+    specs: Sequence[TierSpec],
+    host_tensors: bool = False,
+) -> KvCache:
     """Open the KV cache of this R-rank, as it was measured.
 
     Args:
@@ -134,8 +168,13 @@ def open_rotation(
         own: Shapes of what this rank has of the layers.
         slots: Sequences and prefixes at once, of all lanes.
         specs: Of the tiers.
+        host_tensors: Whether rows and outputs of a KV cache on a GPU are in this host's memory.
     """
     layers, cpus = attention_shapes(own), me.cpus if me.pinned else None
-    sizes = _sizes(setup, layers, me.kv_resident, specs)
+    sizes, device = _sizes(me, setup, layers, specs), _gpu_of(me)
+    if device is not None:
+        tiers, room = open_pages(sizes, specs, PinnedMemory(device).take), (slots, setup.block_tokens)
+        kv_cache = StreamedCudaKvCache(layers, setup.kv_dtype, sizes, tiers, *room, device, cpus)
+        return HostKvCache(kv_cache, device) if host_tensors else kv_cache
     tiers = open_pages(sizes, specs)
     return StreamedKvCache(layers, setup.kv_dtype, sizes, tiers, slots, setup.block_tokens, me.threads, cpus, me.has_s)

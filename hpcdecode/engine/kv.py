@@ -52,7 +52,8 @@ def open_attention_worker(
     sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.part_of(me).sinks, heads, strict=True)]
     queue = CudaDevice(torch.device(me.kv_device)) if me.kv_device != "cpu" and apart(team, team.group) else None
     if me.kv_resident:
-        kv_cache: KvCache = open_rotation(me, setup, list(map(partition.shape, setup.shapes_of(me))), slots, tiers)
+        shapes, by_host = list(map(partition.shape, setup.shapes_of(me))), apart(team, team.group) and not direct
+        kv_cache: KvCache = open_rotation(me, setup, shapes, slots, tiers, by_host)
     else:
         kv_cache = _open_kv_cache(team, setup, partition, slots, direct)
     swap = open_swap(kv_cache, tiers, me.cpus if me.pinned else None) if me.swap_chunks else None

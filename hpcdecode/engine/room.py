@@ -36,7 +36,7 @@ def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
         me.isa, me.kv_tokens = isa() if me.kv_device == "cpu" else "", room
         if me.device == me.kv_device:
             by_torch = torch_bytes(own, setup.kv_dtype, me.kv_device)
-            beside = 0.0 if by_torch else me.kv_tokens * bytes_per_token(own, setup.kv_dtype)
+            beside = 0.0 if by_torch else me.kv_resident or me.kv_tokens * bytes_per_token(own, setup.kv_dtype)
             limit_torch(me.device, options.gpu_memory, beside)
     team.ranks[:] = team.gather_all(me, Rank)
     for rank in team.ranks:
@@ -139,13 +139,15 @@ def _read_rate(me: Rank) -> float:
 
 def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape | RecurrentShape]) -> int:
     """Return the KV tokens that this R-rank holds."""
-    if team.me.kv_device == "cpu":
-        nbytes = _kv_bytes(options, team, setup)
-        if options.schedule == "fluid":
-            return measure_rotation(options, team, setup, attention_shapes(own), nbytes)
-        return capacity_for(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens)
     device = torch.device(team.me.kv_device)
-    nbytes = options.kv_memory or int(_free_on(device, options.gpu_memory, _on_same_gpu(team)) * _MEMORY_SHARE)
+    if device.type == "cpu":
+        nbytes = _kv_bytes(options, team, setup)
+    else:
+        nbytes = options.kv_memory or int(_free_on(device, options.gpu_memory, _on_same_gpu(team)) * _MEMORY_SHARE)
+    if options.schedule == "fluid":
+        return measure_rotation(options, team, setup, attention_shapes(own), nbytes)
+    if device.type == "cpu":
+        return capacity_for(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens)
     return device_capacity(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens, device)
 
 

@@ -35,33 +35,18 @@ def measure_swap(options: EngineOptions, team: Team, setup: Setup) -> None:
     specs = options.swap_tiers
     if not specs or options.schedule == "fluid":
         return
-    if why := obstacle(team, setup):
+    if why := obstacle(team, bool(recurrent_shapes(setup.shapes))):
         if team.lead:
             logger.info(f"--kv-swap: not used {why}; rows that give up their room are prefilled again")
         return
     together(team, lambda: _measure(options, team, setup, specs))
 
 
-def obstacle(team: Team, setup: Setup) -> str:
-    """Return what keeps K and V of whole sequences from tiers, or nothing."""
-    return _obstacle_anywhere(team, bool(recurrent_shapes(setup.shapes)))
-
-
-def page_obstacle(team: Team, keeps_states: bool) -> str:
-    """Return what keeps pages from tiers, given whether layers keep recurrent states, or nothing."""
-    why = _obstacle_anywhere(team, keeps_states)
-    return why or ("with KV caches on GPUs" if _on_gpus(team) else "")
-
-
-def _obstacle_anywhere(team: Team, keeps_states: bool) -> str:
-    """Return what keeps K and V from tiers on any device, or nothing."""
+def obstacle(team: Team, keeps_states: bool) -> str:
+    """Return what keeps K and V from tiers, given whether layers keep recurrent states, or nothing."""
     if any(len(group.members) > 1 for group in team.groups):
         return "with --tp, --pp or --route rotational"
     return "with layers that keep recurrent states" if keeps_states else ""
-
-
-def _on_gpus(team: Team) -> bool:
-    return any(rank.has_r and rank.kv_device != "cpu" for rank in team.ranks)
 
 
 def _block_bytes(own: Sequence[MixerShape], setup: Setup, device: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from time import perf_counter, process_time
 
 import msgspec
@@ -11,12 +12,13 @@ import msgspec
 from hpcdecode._attn_cpu import crc32c
 from hpcdecode.errors import UserError
 from hpcdecode.system.memory import total_bytes
-from hpcdecode.system.swap_tiers import TierSpec, memory_for, open_tiers
+from hpcdecode.system.swap_tiers import ALIGNMENT, TierSpec, memory_for, open_tiers
 from hpcdecode.system.tier import Chunk, Tier
-from hpcdecode.system.tier_threads import THREADS
+from hpcdecode.system.tier_threads import THREADS, TierThreads
 
 MEASURED_BYTES = 64 << 20  # of a tier
 _MOST_TIMES, _MOST_SECONDS = 4, 0.2  # that they are written, and read; what comes first
+_SMALL_MOVES = 64  # that show what a move takes however little it moves
 
 
 class TierSpeed(msgspec.Struct, frozen=True):
@@ -26,16 +28,30 @@ class TierSpeed(msgspec.Struct, frozen=True):
         read_rate: Bytes that come in a second, checksums included.
         write_rate: Bytes that go out a second, checksums included.
         busy_threads: Threads that compute meanwhile, in the mean; the others wait for a device.
+        move_seconds: What a move takes however little it moves, with all threads at work.
     """
 
     read_rate: float
     write_rate: float
     busy_threads: float = 0.0
+    move_seconds: float = 0.0
 
     @property
     def least(self) -> float:
         """Return the lower one of both rates."""
         return min(self.read_rate, self.write_rate)
+
+    def seconds(self, nbytes: int, chunk_bytes: int, writes: bool) -> float:
+        """Return the seconds of a move of a part of a chunk.
+
+        Args:
+            nbytes: That move.
+            chunk_bytes: Of a whole chunk, which the rates are of.
+            writes: Whether they go out.
+        """
+        whole = chunk_bytes / (self.write_rate if writes else self.read_rate)
+        least = min(self.move_seconds, whole)
+        return least + (whole - least) * nbytes / chunk_bytes
 
 
 def speed_here(spec: TierSpec, chunk_bytes: int) -> TierSpeed:
@@ -71,9 +87,9 @@ def tier_speed(tier: Tier, moved_bytes: int) -> TierSpeed:
             tier.write(chunk, memory[0])
         written, write_rate, _ = _rate(tier.write, memory, most)
         _, read_rate, busy = _rate(tier.read, memory, max(written, min(THREADS, most)))
+        return TierSpeed(read_rate, write_rate, busy, _move_seconds(tier, memory[0][:ALIGNMENT]))
     except OSError as error:
         raise UserError(f"--kv-swap: expected a tier that can be written and read, got: {error.strerror}") from error
-    return TierSpeed(read_rate, write_rate, busy)
 
 
 def _rate(move: Callable[[int, Chunk], None], memory: list[Chunk], most: int) -> tuple[int, float, float]:
@@ -94,3 +110,25 @@ def _rate(move: Callable[[int, Chunk], None], memory: list[Chunk], most: int) ->
     seconds = perf_counter() - begin
     whole = min(min(counts) * THREADS, most)
     return whole, sum(counts) * len(memory[0]) / seconds, (process_time() - computed) / seconds
+
+
+def _move_seconds(tier: Tier, some: Chunk) -> float:
+    """Return the seconds of a read of a few bytes by the threads that move, with those of handing it to them."""
+    threads, done = TierThreads("kv-speed", None, ()), SimpleQueue[OSError | None]()
+
+    def move() -> int:
+        try:
+            tier.read(0, some)
+        except OSError as error:
+            done.put(error)
+        return len(some)
+
+    begin = perf_counter()
+    for _ in range(_SMALL_MOVES):
+        threads.move(move, lambda _: done.put(None))
+    ends = [done.get() for _ in range(_SMALL_MOVES)]
+    seconds = perf_counter() - begin
+    threads.close()
+    if problems := [end for end in ends if end is not None]:
+        raise problems[0]
+    return seconds / _SMALL_MOVES

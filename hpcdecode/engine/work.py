@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpcdecode.attention.streamed import StreamedKvCache
+from hpcdecode.attention.host import HostKvCache
+from hpcdecode.attention.rotating import RotatingKvCache
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import RankReport
 from hpcdecode.engine.group_lane import MpiGroupLane
@@ -72,8 +73,9 @@ class Work:
             if swap := self.attention.swap:
                 metrics.swap_out_bytes, metrics.swap_in_bytes = swap.counts.bytes_out, swap.counts.bytes_in
                 metrics.swap_seconds = swap.counts.seconds
-            if isinstance(kv_cache, StreamedKvCache):
-                counts = kv_cache.pages.counts
+            on_device = kv_cache.kv_cache if isinstance(kv_cache, HostKvCache) else kv_cache
+            if isinstance(on_device, RotatingKvCache):
+                counts = on_device.pages.counts
                 metrics.swap_out_bytes, metrics.swap_in_bytes = counts.bytes_out, counts.bytes_in
                 metrics.swap_seconds, metrics.swap_wait_seconds = counts.seconds, counts.waited
         return metrics

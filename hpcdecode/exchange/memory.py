@@ -20,12 +20,12 @@ from hpcdecode.attention.shapes import LayerShape, MixerShape
 from hpcdecode.exchange.base import PackedRows, Piece, prompt_columns
 from hpcdecode.exchange.device import Memory, PlainMemory
 from hpcdecode.exchange.partition import Partition, RankColumns
+from hpcdecode.mpi.mpich import SHARED_MEMORY
 from hpcdecode.mpi.wait import wait
 
 Buffer = list[Any]  # [memory, MPI datatype], as mpi4py takes it
 
 _ALIGN = 64  # bytes
-_SHARED_MEMORY = "/dev/shm"
 _SIGNAL: Buffer = [bytearray(0), MPI.BYTE]
 HOST = torch.device("cpu")
 
@@ -185,7 +185,7 @@ class LaneMemory:
 
     def _enough(self, size: int) -> bool:
         """Return whether this host has room for what its ranks take; touching memory that is not there kills."""
-        status = os.statvfs(_SHARED_MEMORY)
+        status = os.statvfs(SHARED_MEMORY)
         return 2 * size * self._here.size <= status.f_bavail * status.f_frsize
 
     def _segment(self, place: int, out: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
 from hpcdecode.engine.setup import apart, together
-from hpcdecode.engine.swap_room import page_obstacle
+from hpcdecode.engine.swap_room import obstacle
 from hpcdecode.errors import UserError
 from hpcdecode.planning import lengths
 from hpcdecode.planning.auto import capacities
@@ -89,8 +89,10 @@ def _obstacle(job: Job, profile: Profile, team: Team) -> str:
         return "prompts from standard input can be read only once"
     if sum(group.pools == team.groups[0].pools for group in team.groups) > 1:
         return "R-ranks serve several S-ranks; --pools own would give each its own"
-    if why := page_obstacle(team, bool(recurrent_shapes(profile.shapes))):
+    if why := obstacle(team, bool(recurrent_shapes(profile.shapes))):
         return f"pages do not move {why}"
+    if any(rank.has_r and rank.kv_device != "cpu" for rank in team.ranks):
+        return "what pages cost on GPUs is not measured; --schedule fluid asks for them"
     return ""
 
 

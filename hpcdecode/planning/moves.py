@@ -1,7 +1,9 @@
 """The clock of a simulated R-rank, and what moves between memory and tiers meanwhile.
 
 Moves run one after the other, in the order in which jobs begin them, each at the rate of its tier. While the rank
-computes, moves take a part of its cores, so both take longer; while it waits, moves have all they need.
+computes, both take longer: threads that compute meet at barriers, hundreds of times a step, and all of them wait while
+one has lost its core to a move. So what a move computes costs the rank its whole time, on however many cores. While the
+rank waits, moves have all they need.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class SimulatedStore(PageStore):
         tier, nbytes = self.place(move.page)[0], move.nbytes
         assert isinstance(tier, SimulatedTier), "simulated pages are in simulated tiers"
         self._speed = tier.speed
-        self._seconds = nbytes / (tier.speed.write_rate if move.writes else tier.speed.read_rate)
+        self._seconds = tier.speed.seconds(nbytes, self.sizes.page_bytes, move.writes)
         if self.order is not None:
             self.order.append(("write" if move.writes else "read", move.page))
         return nbytes
@@ -96,16 +98,15 @@ class SimulatedMovers:
 
     Args:
         last_move: Returns the seconds of a move that was just made, and the threads that compute for it.
-        cores: Of the rank, on which its threads and those that move run.
 
     Attributes:
         now: Seconds.
         waited: Of these, seconds in which attention waited for moves.
     """
 
-    def __init__(self, last_move: Callable[[], tuple[float, float]], cores: int):
+    def __init__(self, last_move: Callable[[], tuple[float, float]]):
         self.waited = 0.0
-        self.now, self._last_move, self._cores = 0.0, last_move, max(cores, 1)
+        self.now, self._last_move = 0.0, last_move
         self._moves: deque[_TierMove] = deque()
 
     def move(self, move: Callable[[], int], done: Callable[[int], None]) -> None:
@@ -136,7 +137,7 @@ class SimulatedMovers:
         while self._moves and left > _NOTHING:
             span = min(left, self._moves[0].left)
             left -= span
-            self._pass(span, 1 + self._moves[0].busy_threads / self._cores)
+            self._pass(span, 1 + self._moves[0].busy_threads)
         self.now += left
 
     def idle(self, until: float) -> None:

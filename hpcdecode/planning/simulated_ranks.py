@@ -13,10 +13,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcdecode._attn_cpu import KvCache
 from hpcdecode.attention.page_sizes import PageSizes
 from hpcdecode.attention.pages import Pages
 from hpcdecode.attention.shapes import LayerShape
-from hpcdecode.attention.streamed import StreamedKvCache
+from hpcdecode.attention.streamed import StreamedKvCache, row_bytes_of
 from hpcdecode.engine.tier_speed import TierSpeed
 from hpcdecode.exchange.base import Share
 from hpcdecode.planning.cost import Cost
@@ -63,7 +64,6 @@ class PagedCache(StreamedKvCache):
         speeds: Of tiers, with the number of pages of each.
         slots: Sequences at once, of all lanes.
         block_tokens: Tokens of a block.
-        cores: Of the rank.
 
     Attributes:
         store: What counts moves.
@@ -81,16 +81,16 @@ class PagedCache(StreamedKvCache):
         speeds: Sequence[tuple[int, TierSpeed]],
         slots: int,
         block_tokens: int,
-        cores: int = 1,
     ):
-        self._cores = cores
         tiers = [SimulatedTier(pages, speed) for pages, speed in speeds]
         super().__init__(layers, kv_dtype, sizes, tiers, slots, block_tokens)
 
-    def _open_pages(self, tiers: Sequence[Tier], cpus: Sequence[int] | None) -> Pages:
+    def _open_pages(
+        self, native: KvCache, sizes: PageSizes, tiers: Sequence[Tier], cpus: Sequence[int] | None
+    ) -> Pages:
         simulated = [tier for tier in tiers if isinstance(tier, SimulatedTier)]
-        self.store = SimulatedStore(self.sizes, simulated, self._row_bytes())
-        self.movers = SimulatedMovers(self.store.last_move, self._cores)
+        self.store = SimulatedStore(sizes, simulated, row_bytes_of(native, sizes))
+        self.movers = SimulatedMovers(self.store.last_move)
         return Pages(self.store, self.movers)
 
     def simulate(self, layer: int, slots: _Ints, counts: _Ints, seconds: Callable[[int, int], float] | None) -> None:
@@ -169,16 +169,15 @@ class SwappingRank:
         speed: Of the tier; None if there is none.
         token_bytes: Of a cached token.
         slots: Sequences at once, of all lanes.
-        cores: Of the rank.
     """
 
-    def __init__(self, cost: Cost, speed: TierSpeed | None, token_bytes: float, slots: int, cores: int = 1):
+    def __init__(self, cost: Cost, speed: TierSpeed | None, token_bytes: float, slots: int):
         self._cost, self._speed, self._token_bytes = cost, speed, token_bytes
         self._lengths = np.zeros(slots, np.int64)
         self._left: dict[tuple[int, int], int] = {}  # tokens in the tier, by lane and ticket
         self._back: dict[int, deque[tuple[int, bool]]] = {}
         self._next = 0.0, 0.0
-        self.movers = SimulatedMovers(lambda: self._next, cores)
+        self.movers = SimulatedMovers(lambda: self._next)
         self._bytes = [0, 0]  # in, out
 
     @property

@@ -42,8 +42,10 @@ def fill_slots(
     """
     widest = max((s.kv_columns for s in attention_shapes(shapes)), default=0)
     random = torch.randn(_FILL, widest).to(dtype)
-    for slot in slots:
+    every = list(slots)
+    for slot in every:
         _fill(kv_cache, shapes, slot, load.context + load.steps + 1, random)
+    for slot in every:  # only now: the next slot would take the blocks that this one gives back
         truncate_slot(kv_cache, slot, load.context)
 
 

@@ -31,7 +31,7 @@ class TieredMemory(msgspec.Struct, frozen=True):
         memory: Bytes of the KV cache in memory.
         tiers: Below it.
         rotates: Whether pages move, under the schedule `fluid`; else whole sequences.
-        cores: Of an R-rank, which moves take a part of.
+        cores: Of an R-rank, over which attention is packed.
         here: Whether R-ranks are on this machine: tiers with a rate are measured, too.
     """
 
@@ -125,7 +125,7 @@ def _rotating(
         own = min(tier.size // sizes.chunk_bytes, left)
         left -= own
         pages += [(own, speed)] if own else []
-    like = shapes, memory.kv_dtype, sizes, pages, slots, memory.block_tokens, memory.cores
+    like = shapes, memory.kv_dtype, sizes, pages, slots, memory.block_tokens
     return [RotatingRank(PagedCache(*like), cost) for _ in range(count)]
 
 
@@ -133,7 +133,7 @@ def _swapping(
     memory: TieredMemory, cost: Cost, slots: int, count: int, speeds: Sequence[TierSpeed]
 ) -> list[SimulatedRank]:
     slowest = min(speeds, key=lambda speed: speed.least, default=None)
-    return [SwappingRank(cost, slowest, memory.token_bytes, slots, memory.cores) for _ in range(count)]
+    return [SwappingRank(cost, slowest, memory.token_bytes, slots) for _ in range(count)]
 
 
 def _swaps(memory: TieredMemory, count: int, speeds: Sequence[TierSpeed]) -> Swaps:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from hpcdecode.errors import InvariantViolation, RankLost, UserError
+from hpcdecode.mpi import mpich
 from hpcdecode.system.gpus import await_gpus
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _LAUNCHERS = ("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "PALS
 # Variables in which the launchers say how many processes they started.
 _COUNTS = {"srun": ("SLURM_STEP_NUM_TASKS",), "mpiexec": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")}
 
-_SHARED_MEMORY = "/dev/shm"
 _LITTLE_SHARED = 16 << 20  # bytes; with less than 8 MiB MPI_Init of MPICH ends 3 ranks by a bus error
 _LEAVE_SECONDS = 2.0
 _SPEAK_SECONDS = 0.3
@@ -38,8 +38,10 @@ def connect() -> MPI.Intracomm | None:
     """Return COMM_WORLD if a launcher started this process as one of several ranks, else None."""
     if not any(name in os.environ for name in _LAUNCHERS):
         return None
+    mpich.prepare()
     from mpi4py import MPI
 
+    mpich.unlink_segments()
     return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
 
 
@@ -62,7 +64,7 @@ def world() -> MPI.Intracomm | None:
     """
     if started() > 1 and (free := _shared_memory()) < _LITTLE_SHARED:
         if is_lead():
-            finding = f"{free >> 20}M of shared memory ({_SHARED_MEMORY}) are free"
+            finding = f"{free >> 20}M of shared memory ({mpich.SHARED_MEMORY}) are free"
             logger.warning(f"hpcdecode: {finding}: MPI may end with a bus error; enlarge it")
         time.sleep(_SPEAK_SECONDS)
     comm = connect()
@@ -75,7 +77,7 @@ def world() -> MPI.Intracomm | None:
 def _shared_memory() -> int:
     """Return the bytes of shared memory that are free on this host."""
     try:
-        status = os.statvfs(_SHARED_MEMORY)
+        status = os.statvfs(mpich.SHARED_MEMORY)
     except OSError:
         return _LITTLE_SHARED
     return status.f_bavail * status.f_frsize

@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -75,11 +75,12 @@ class HostTier:
     Args:
         size: Bytes at most.
         chunk_bytes: Bytes of a chunk.
+        allocate: Returns memory of so many bytes; None for any memory.
     """
 
-    def __init__(self, size: int, chunk_bytes: int):
+    def __init__(self, size: int, chunk_bytes: int, allocate: Callable[[int], Chunk] | None = None):
         self.chunks = size // chunk_bytes
-        self._chunk_bytes = chunk_bytes
+        self._chunk_bytes, self._allocate = chunk_bytes, allocate or _memory
         self._held: dict[int, Chunk] = {}
 
     def reserve(self) -> None:
@@ -87,9 +88,13 @@ class HostTier:
 
     def write(self, chunk: int, data: Chunk, at: int = 0) -> None:
         """Copy a chunk to memory."""
+        np.copyto(self.memory(chunk)[at : at + len(data)], data)
+
+    def memory(self, chunk: int) -> Chunk:
+        """Return the memory of a chunk, uint8 [chunk_bytes], for a device to copy to and from."""
         if chunk not in self._held:
-            self._held[chunk] = np.empty(self._chunk_bytes, np.uint8)
-        np.copyto(self._held[chunk][at : at + len(data)], data)
+            self._held[chunk] = self._allocate(self._chunk_bytes)
+        return self._held[chunk]
 
     def read(self, chunk: int, data: Chunk, at: int = 0) -> None:
         """Copy a chunk back."""
@@ -167,6 +172,10 @@ class FileTier:
         os.close(self._file)
 
 
+def _memory(nbytes: int) -> Chunk:
+    return np.empty(nbytes, np.uint8)
+
+
 def memory_for(nbytes: int) -> Chunk:
     """Return memory that O_DIRECT can read and write: uint8 [nbytes], in pages of its own."""
     return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
@@ -177,29 +186,32 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def open_tiers(specs: Sequence[TierSpec], chunk_bytes: int, host_bytes: int) -> list[Tier]:
+def open_tiers(
+    specs: Sequence[TierSpec], chunk_bytes: int, host_bytes: int, allocate: Callable[[int], Chunk] | None = None
+) -> list[Tier]:
     """Open tiers, in order.
 
     Args:
         specs: As users ask for them.
         chunk_bytes: Bytes of a chunk.
         host_bytes: Memory of the host in all.
+        allocate: Returns memory of this host of so many bytes; None for any memory.
 
     Raises:
         UserError: If one cannot be opened.
     """
-    opened = [(spec, _open_tier(spec, chunk_bytes, host_bytes)) for spec in specs]
+    opened = [(spec, _open_tier(spec, chunk_bytes, host_bytes, allocate)) for spec in specs]
     return [ThrottledTier(tier, spec.rate) if spec.rate else tier for spec, tier in opened]
 
 
-def _open_tier(spec: TierSpec, chunk_bytes: int, host_bytes: int) -> Tier:
+def _open_tier(spec: TierSpec, chunk_bytes: int, host_bytes: int, allocate: Callable[[int], Chunk] | None) -> Tier:
     if spec.kind == "host":
         if spec.size > host_bytes:
             raise UserError(
                 f"--kv-swap host: expected at most {host_bytes >> 20}M, the memory of this host, got "
                 f"{spec.size >> 20}M; lower it, or use nvme:DIRECTORY:SIZE"
             )
-        return HostTier(spec.size, chunk_bytes)
+        return HostTier(spec.size, chunk_bytes, allocate)
     try:
         return FileTier(spec.directory, spec.size, chunk_bytes)
     except OSError as error:

@@ -6,33 +6,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "bind_ranges.h"
 #include "tensor.h"
 
 namespace nb = nanobind;
 
 namespace hpcdecode {
 namespace {
-
-void place_pages(KvCache& e, nb::handle frames) {
-    const Ints f = read_ints(frames, "frames");
-    e.place_pages(f.data, f.size);
-}
-
-void mark_ranges(KvCache& e, nb::handle slots, nb::handle counts, bool all, nb::handle marks) {
-    const Sequences s = read_sequences(slots, counts);
-    const Bytes b = read_bytes(marks, "marks");
-    e.mark_ranges(s.slots.data, s.counts.data, s.slots.size, all, b.data, b.size);
-}
-
-std::vector<int32_t> written_blocks(KvCache& e, nb::handle slots, nb::handle counts) {
-    const Sequences s = read_sequences(slots, counts);
-    return e.written_blocks(s.slots.data, s.counts.data, s.slots.size);
-}
-
-void mark_used(KvCache& e, nb::handle marks) {
-    const Bytes b = read_bytes(marks, "marks");
-    e.mark_used(b.data, b.size);
-}
 
 template <auto kMove>
 void move_tokens(KvCache& e, int layer, int frame, nb::handle items, nb::handle rows) {
@@ -47,27 +27,10 @@ void move_tokens(KvCache& e, int layer, int frame, nb::handle items, nb::handle 
 }  // namespace
 
 void bind_frames(nb::class_<KvCache>& kv_cache) {
+    bind_ranges(kv_cache);
     kv_cache
-        .def("place_pages", &place_pages, nb::arg("frames"), nb::sig("def place_pages(self, frames: _Ints) -> None"),
-             "Say in which frame each page of a layer lies for the calls to come, or -1.")
         .def("copy_block", &KvCache::copy_block, nb::arg("source"), nb::arg("target"),
              "Copy a block of the layer whose pages were placed last.")
-        .def("take_copies", &KvCache::take_copies,
-             "Return the copies of blocks, (from, to) in every layer, that extend left to be made since the last call.")
-        .def("mark_ranges", &mark_ranges, nb::arg("slots"), nb::arg("counts"), nb::arg("all"), nb::arg("marks"),
-             nb::sig("def mark_ranges(self, " HPCDECODE_SLOTS ", all: bool, marks: _Bytes) -> None"),
-             R"(Mark the ranges in which slots have blocks.
-
-Args:
-    slots: int32 [n], each slot once.
-    counts: int32 [n].
-    all: True for all blocks, False for those of the last counts[i] positions.
-    marks: uint8 [n * ranges], 1 or 0.)")
-        .def("written_blocks", &written_blocks, nb::arg("slots"), nb::arg("counts"),
-             nb::sig("def written_blocks(self, " HPCDECODE_SLOTS ") -> list[int]"),
-             "Return the blocks of the last counts[i] positions of slots[i].")
-        .def("mark_used", &mark_used, nb::arg("marks"), nb::sig("def mark_used(self, marks: _Bytes) -> None"),
-             "Set marks, uint8 [blocks], to 1 for every block that a slot holds, to 0 for others.")
         .def("row_bytes", &KvCache::row_bytes, nb::arg("layer"), "Return the bytes of a token at a layer.")
         .def("save_tokens", &move_tokens<&KvCache::save_tokens>, nb::arg("layer"), nb::arg("frame"), nb::arg("items"),
              nb::arg("rows"),
@@ -83,10 +46,6 @@ Args:
              nb::arg("items"), nb::arg("rows"),
              nb::sig("def restore_tokens(self, layer: int, frame: int, items: _Ints, rows: _Bytes) -> None"),
              "Copy tokens back, as save_tokens has them, in order.")
-        .def_prop_ro(
-            "ranges", [](const KvCache& e) { return e.pool().nodes(); }, "Number of ranges of blocks.")
-        .def_prop_ro(
-            "frame_bytes", [](const KvCache& e) { return e.pool().frame_bytes(); }, "Bytes of a page, and of a frame.")
         .def_prop_ro(
             "address", [](const KvCache& e) { return reinterpret_cast<uintptr_t>(e.pool().data()); },
             "Address of the arena, where frames lie one behind the other.");

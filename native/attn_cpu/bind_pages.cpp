@@ -62,6 +62,22 @@ bool unseal(KvCache& e, const PageMove& move, nb::handle journal) {
     return e.unseal(move, b.data, b.size);
 }
 
+// Returns the checksums of a page's blocks that move, of a page that lies in memory.
+std::vector<uint32_t> sums_in(const PageMove& move, nb::handle page, int64_t block_bytes) {
+    const Bytes b = read_bytes(page, "page");
+    const int64_t end = move.blocks.empty() ? 0 : (move.blocks.back() + 1) * block_bytes;
+    if (block_bytes < 1 || b.size < end)
+        throw std::invalid_argument("page: expected " + std::to_string(end) + " bytes, got " + std::to_string(b.size));
+    nb::gil_scoped_release unlocked;
+    return move.sums_at(b.data, block_bytes);
+}
+
+void seal_page(PageMove& move, nb::handle page, int64_t block_bytes) { move.sums = sums_in(move, page, block_bytes); }
+
+bool unseal_page(const PageMove& move, nb::handle page, int64_t block_bytes) {
+    return sums_in(move, page, block_bytes) == move.sums;
+}
+
 void bind_move(nb::module_& m) {
     nb::class_<PageMove>(m, "PageMove", "What moves of a page of a KV cache with frames, in or out.")
         .def_ro("writes", &PageMove::writes, "True if it goes out.")
@@ -82,7 +98,14 @@ void bind_move(nb::module_& m) {
                 return items;
             },
             "Tokens in the journal: block, first token, how many, byte of the journal.")
-        .def_prop_ro("nbytes", &PageMove::bytes, "Bytes that move.");
+        .def_prop_ro("nbytes", &PageMove::bytes, "Bytes that move.")
+        .def("seal", &seal_page, nb::arg("page"), nb::arg("block_bytes"),
+             nb::sig("def seal(self, page: _Bytes, block_bytes: int) -> None"),
+             "Take the checksums of its blocks, of a page without a journal that was copied to memory, uint8.")
+        .def("unseal", &unseal_page, nb::arg("page"), nb::arg("block_bytes"),
+             nb::sig("def unseal(self, page: _Bytes, block_bytes: int) -> bool"),
+             "Return whether a page without a journal that was read into memory, uint8, has the checksums of its "
+             "blocks.");
 }
 
 }  // namespace

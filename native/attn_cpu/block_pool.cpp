@@ -8,21 +8,16 @@
 namespace hpcdecode {
 namespace {
 
-constexpr size_t kFrameUnit = 512;  // bytes of a block's size, so that few blocks are whole pages of the system
-
 // Gives blocks of all layers one size.
 std::vector<LayerLayout> even_out(std::vector<LayerLayout> layers) {
     size_t most = 0;
     for (const LayerLayout& l : layers) most = std::max(most, l.block_bytes);
-    for (LayerLayout& l : layers) l.block_bytes = (most + kFrameUnit - 1) / kFrameUnit * kFrameUnit;
+    for (LayerLayout& l : layers) l.block_bytes = PlacedPages::even_bytes(most);
     return layers;
 }
 
 std::vector<int64_t> bounds_of(const NumaNodes& nodes, int64_t blocks, int range_blocks) {
-    if (range_blocks == 0) return nodes.cut(blocks);
-    std::vector<int64_t> bounds;
-    for (int64_t b = 0; b < blocks + range_blocks; b += range_blocks) bounds.push_back(b);
-    return bounds;
+    return range_blocks == 0 ? nodes.cut(blocks) : PlacedPages::bounds(blocks, range_blocks);
 }
 
 size_t place(std::vector<LayerLayout>& layers, int32_t blocks, const FrameOptions& frames) {
@@ -47,11 +42,10 @@ BlockPool::BlockPool(const std::vector<LayerShape>& layers, KvType type, int64_t
       type_(type),
       layers_(frames.range_blocks > 0 ? even_out(lay_out(layers, type, block_tokens))
                                       : lay_out(layers, type, block_tokens)),
-      frames_(frames),
+      placed_(frames, BlockTable::nodes()),
       arena_(place(layers_, block_count(), frames)),
       used_pages_(arena_.size() / kHugePage + 1) {
     if (framed()) {
-        placed_.assign(BlockTable::nodes(), -1);
         found_.resize(max_sequences);
         return;
     }
@@ -99,39 +93,18 @@ HeadView BlockPool::view(int layer, int head, int slot) const {
     return {arena_.data() + l.offset + head * l.head.head_bytes, held.data(), l.block_bytes, &l.head};
 }
 
-void BlockPool::place_pages(const int32_t* frames, int n) {
-    if (n != static_cast<int>(placed_.size())) {
-        throw std::invalid_argument("frames: expected those of " + std::to_string(placed_.size()) + " pages, got " +
-                                    std::to_string(n));
-    }
-    for (int i = 0; i < n; ++i) {
-        if (frames[i] < -1 || frames[i] >= frames_.frames)
-            throw std::invalid_argument("frames: expected -1 to " + std::to_string(frames_.frames - 1) + ", got " +
-                                        std::to_string(frames[i]));
-    }
-    placed_.assign(frames, frames + n);
-}
-
-int32_t BlockPool::find(int32_t block) const {
-    const int32_t frame = placed_[block / frames_.range_blocks];
-    return frame < 0 ? -1 : frame * frames_.range_blocks + block % frames_.range_blocks;
-}
-
 void BlockPool::find_blocks(const int32_t* slots, const int32_t* counts, int n, bool all) {
     if (!framed()) return;
     for (int i = 0; i < n; ++i) {
         const std::vector<int32_t>& held = blocks(slots[i]);
         std::vector<int32_t>& found = found_[slots[i]];
-        found.assign(held.size(), -1);
-        for (size_t b = first_block(slots[i], counts[i], all); b < held.size(); ++b) {
-            found[b] = find(held[b]);
-            if (found[b] < 0) throw std::logic_error("block " + std::to_string(held[b]) + " lies in no frame");
-        }
+        found.clear();
+        placed_.find_all(held, first_block(slots[i], counts[i], all), found);
     }
 }
 
 void BlockPool::copy_block(int32_t from, int32_t to) {
-    const int32_t source = find(from), target = find(to);
+    const int32_t source = placed_.find(from), target = placed_.find(to);
     if (source < 0 || target < 0) throw std::logic_error("a block that is copied lies in no frame");
     const size_t size = layers_.front().block_bytes;
     std::memcpy(arena_.data() + target * size, arena_.data() + source * size, size);

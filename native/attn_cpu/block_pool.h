@@ -1,8 +1,6 @@
 // The memory of a paged KV cache: a block table, and an arena with the blocks of every layer.
 //
-// Or with as many of them as fit: then the arena is cut into frames of one size. A page, `range_blocks` consecutive
-// blocks of one layer, lies in a frame or in none. The owner says where the pages of a layer lie before each call, and
-// moves their content.
+// Or with as many of them as fit: then it has frames for pages, which the owner moves; see placed_pages.h.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -12,13 +10,9 @@
 #include "block_table.h"
 #include "layout.h"
 #include "numa.h"
+#include "placed_pages.h"
 
 namespace hpcdecode {
-
-struct FrameOptions {
-    int range_blocks = 0;  // of a page; 0: every block has a place of its own
-    int frames = 0;
-};
 
 class BlockPool : public BlockTable {
   public:
@@ -35,19 +29,15 @@ class BlockPool : public BlockTable {
     int node_count() const { return framed() ? 1 : nodes(); }
 
     // Of pools with frames.
-    bool framed() const { return frames_.range_blocks > 0; }
-    const FrameOptions& frames() const { return frames_; }
-    size_t frame_bytes() const { return frames_.range_blocks * layers_.front().block_bytes; }
-    // Says in which frame each page of a layer lies, or -1.
-    void place_pages(const int32_t* frames, int n);
+    bool framed() const { return placed_.framed(); }
+    const FrameOptions& frames() const { return placed_.options(); }
+    size_t frame_bytes() const { return frames().range_blocks * layers_.front().block_bytes; }
+    void place_pages(const int32_t* frames, int n) { placed_.place(frames, n); }
     // Finds the blocks of slots, all of them or those of their last counts[i] positions. Throws std::logic_error if one
     // of them lies in no frame.
     void find_blocks(const int32_t* slots, const int32_t* counts, int n, bool all);
     void copy_block(int32_t from, int32_t to);  // within a layer, as the pages were placed last
     std::vector<Copy> take_copies() { return std::exchange(copies_, {}); }  // what `extend` has left to be copied
-    int64_t first_block(int slot, int64_t count, bool all) const {
-        return all ? 0 : std::max<int64_t>(length(slot) - count, 0) / block_tokens();
-    }
 
     // Copies whole blocks of a slot, from its block `first` on, out of the arena or into it. In the buffer a block has
     // the bytes of all layers, layer by layer. Throws std::invalid_argument for blocks that the slot does not hold.
@@ -63,14 +53,12 @@ class BlockPool : public BlockTable {
   private:
     int64_t check_blocks(int slot, int64_t first, size_t size) const;  // returns their number
     void use(int32_t block, std::vector<size_t>& pages);
-    int32_t find(int32_t block) const;  // in units of a block's bytes, or -1
 
     KvType type_;
     std::vector<LayerLayout> layers_;
-    FrameOptions frames_;
+    PlacedPages placed_;
     Arena arena_;
     std::vector<bool> used_pages_;
-    std::vector<int32_t> placed_;              // frame of every page of a layer
     std::vector<std::vector<int32_t>> found_;  // by slot: where its blocks lie
     std::vector<Copy> copies_;
 };

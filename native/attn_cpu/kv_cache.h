@@ -48,8 +48,10 @@ class KvCache {
     void check();
     double read_seconds();
 
-    // Of KV caches with frames; see block_pool.h.
+    // Of KV caches with frames; see placed_pages.h.
     void place_pages(const int32_t* frames, int n);
+    int ranges() const { return pool_.nodes(); }
+    size_t frame_bytes() const { return pool_.frame_bytes(); }
     void copy_block(int32_t from, int32_t to);
     std::vector<BlockTable::Copy> take_copies();
     // Marks the ranges in which slots have blocks, all or those of their last counts[i] positions: [n, ranges].

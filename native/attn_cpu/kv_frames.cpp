@@ -9,11 +9,6 @@
 namespace hpcdecode {
 namespace {
 
-void check_size(int64_t size, int64_t expected) {
-    if (size == expected) return;
-    throw std::invalid_argument("marks: expected " + std::to_string(expected) + " bytes, got " + std::to_string(size));
-}
-
 static_assert(sizeof(TokenItem) == 4 * sizeof(int32_t), "items are four numbers");
 
 void check_journal(const PageMove& move, int64_t size) {
@@ -44,33 +39,17 @@ std::vector<BlockTable::Copy> KvCache::take_copies() {
 
 void KvCache::mark_ranges(const int32_t* slots, const int32_t* counts, int n, bool all, uint8_t* marks, int64_t size) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    pool_.check_written(slots, counts, n);
-    const int64_t ranges = pool_.nodes(), blocks = pool_.block_count() / ranges;
-    check_size(size, n * ranges);
-    std::fill(marks, marks + size, uint8_t{0});
-    for (int i = 0; i < n; ++i) {
-        const std::vector<int32_t>& held = pool_.blocks(slots[i]);
-        for (size_t b = pool_.first_block(slots[i], counts[i], all); b < held.size(); ++b)
-            marks[i * ranges + held[b] / blocks] = 1;
-    }
+    pool_.mark_ranges(slots, counts, n, all, marks, size);
 }
 
 std::vector<int32_t> KvCache::written_blocks(const int32_t* slots, const int32_t* counts, int n) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    pool_.check_written(slots, counts, n);
-    std::vector<int32_t> written;
-    for (int i = 0; i < n; ++i) {
-        const std::vector<int32_t>& held = pool_.blocks(slots[i]);
-        if (counts[i] > 0)
-            written.insert(written.end(), held.begin() + pool_.first_block(slots[i], counts[i], false), held.end());
-    }
-    return written;
+    return pool_.written_blocks(slots, counts, n);
 }
 
 void KvCache::mark_used(uint8_t* marks, int64_t size) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    check_size(size, pool_.block_count());
-    for (int32_t b = 0; b < pool_.block_count(); ++b) marks[b] = pool_.references(b) > 0;
+    pool_.mark_used(marks, size);
 }
 
 size_t KvCache::row_bytes(int layer) const {
@@ -117,13 +96,7 @@ void KvCache::restore_tokens(int layer, int frame, const int32_t* items, int n, 
 }
 
 std::vector<uint32_t> KvCache::sums_of(const PageMove& move) const {
-    const size_t block_bytes = pool_.layers()[move.page.layer].block_bytes;
-    std::vector<const uint8_t*> data;
-    for (const int32_t block : move.blocks)
-        data.push_back(pool_.data() + move.frame * pool_.frame_bytes() + block * block_bytes);
-    std::vector<uint32_t> sums(data.size());
-    crc32c_each(data.data(), block_bytes, static_cast<int>(data.size()), sums.data());
-    return sums;
+    return move.sums_at(pool_.data() + move.frame * pool_.frame_bytes(), pool_.layers()[move.page.layer].block_bytes);
 }
 
 void KvCache::seal(PageMove& move, uint8_t* journal, int64_t size) const {

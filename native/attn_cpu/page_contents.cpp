@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "crc32c.h"
+
 namespace hpcdecode {
 namespace {
 
@@ -25,6 +27,14 @@ int64_t PageMove::bytes() const {
     int64_t bytes = journal_end() - journal_begin();
     for (const auto& [begin, end] : runs) bytes += end - begin;
     return bytes;
+}
+
+std::vector<uint32_t> PageMove::sums_at(const uint8_t* page, size_t block_bytes) const {
+    std::vector<const uint8_t*> data;
+    for (const int32_t block : blocks) data.push_back(page + block * block_bytes);
+    std::vector<uint32_t> found(data.size());
+    crc32c_each(data.data(), block_bytes, static_cast<int>(data.size()), found.data());
+    return found;
 }
 
 PageContents::PageContents(PageShape shape) : shape_(std::move(shape)) {

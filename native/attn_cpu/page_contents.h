@@ -5,6 +5,7 @@
 // more than single tokens changed, and if a journal is full. So every token is written about twice, however often its
 // page moves.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -49,6 +50,8 @@ struct PageMove {
     int64_t journal_begin() const { return records.empty() ? 0 : records.front().at; }
     int64_t journal_end() const { return records.empty() ? 0 : records.back().at + records.back().bytes; }
     int64_t bytes() const;
+    // Returns the checksums of the blocks that move as a whole, of a page that lies at `page`.
+    std::vector<uint32_t> sums_at(const uint8_t* page, size_t block_bytes) const;
 };
 
 class PageContents {

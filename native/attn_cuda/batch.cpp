@@ -29,8 +29,8 @@ bool Batch::holds(const int32_t* slots, const int32_t* counts, int n, uint64_t v
            std::equal(slots, slots + n, slots_.begin()) && std::equal(counts, counts + n, counts_.begin());
 }
 
-void Batch::fill(const BlockTable& table, const int32_t* slots, const int32_t* counts, int n, uint64_t version,
-                 const Cut& cut, Stream stream) {
+void Batch::fill(const BlockTable& table, const PlacedPages& placed, const int32_t* slots, const int32_t* counts, int n,
+                 uint64_t version, const Cut& cut, Stream stream) {
     version_ = 0;  // holds nothing until it is filled
     longest_ = 0;
     slots_.assign(slots, slots + n);
@@ -49,7 +49,11 @@ void Batch::fill(const BlockTable& table, const int32_t* slots, const int32_t* c
         if (s.count > 0) longest_ = std::max(longest_, s.length);
         for (int32_t piece = 0; s.row_blocks > 0 && int64_t{piece} * cut.piece < s.length; ++piece)
             for (int32_t b = 0; b < s.row_blocks; ++b) items.push_back({i, piece, b});
-        blocks.insert(blocks.end(), table.blocks(slots[i]).begin(), table.blocks(slots[i]).end());
+        const std::vector<int32_t>& held = table.blocks(slots[i]);
+        if (placed.framed())
+            placed.find_all(held, table.first_block(slots[i], counts[i], cut.rows > 0), blocks);
+        else
+            blocks.insert(blocks.end(), held.begin(), held.end());
         sequence_of.insert(sequence_of.end(), s.count, i);
         sequences_.push_back(s);
     }

@@ -5,6 +5,7 @@
 #include "block_table.h"
 #include "device.h"
 #include "kernel_api.h"
+#include "placed_pages.h"
 
 namespace hpcdecode {
 
@@ -20,8 +21,9 @@ class Batch {
   public:
     // Returns whether this is the batch of these slots and counts in a table of this version.
     bool holds(const int32_t* slots, const int32_t* counts, int n, uint64_t version, const Cut& cut) const;
-    void fill(const BlockTable& table, const int32_t* slots, const int32_t* counts, int n, uint64_t version,
-              const Cut& cut, Stream stream);
+    // Its blocks are those that calls with this cut reach: without rows those that are written, else all.
+    void fill(const BlockTable& table, const PlacedPages& placed, const int32_t* slots, const int32_t* counts, int n,
+              uint64_t version, const Cut& cut, Stream stream);
     void used(Stream stream) { last_use_.record(stream); }
     const BatchArgs& args() const { return args_; }
     bool in_pieces() const { return longest_ > cut_.piece; }  // whether a sequence has more than one

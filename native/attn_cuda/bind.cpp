@@ -5,8 +5,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind_ranges.h"
 #include "kv_cache.h"
 #include "tensor.h"
+#include "weights_api.h"
 
 namespace nb = nanobind;
 using namespace hpcdecode;
@@ -44,12 +46,23 @@ nb::list memory(nb::handle self) {
     const KvCache& e = nb::cast<const KvCache&>(self);
     nb::list found;
     for (const LayerArgs& layer : e.layers()) {
-        const size_t shape[] = {static_cast<size_t>(e.table().block_count()),
-                                static_cast<size_t>(layer.head.block_bytes)};
+        const size_t shape[] = {static_cast<size_t>(e.arena_blocks()), static_cast<size_t>(layer.head.block_bytes)};
         found.append(nb::ndarray<nb::pytorch, uint8_t>(layer.base, 2, shape, self, nullptr, nb::dtype<uint8_t>(),
                                                        kDeviceType, e.device()));
     }
     return found;
+}
+
+void expand_weights(int form, uintptr_t packed, uintptr_t out, const std::string& dtype, int experts, int outputs,
+                    int64_t inputs, int device, uintptr_t stream) {
+    if (dtype != "float32" && dtype != "bfloat16") throw nb::value_error("dtype: expected float32 or bfloat16");
+    const auto own = static_cast<ops::WeightForm>(form);
+    ExpandArgs args = expand_args(own, dtype == "float32" ? ActType::kF32 : ActType::kBF16, outputs, inputs);
+    args.packed = reinterpret_cast<const uint8_t*>(packed);
+    args.out = reinterpret_cast<void*>(out);
+    nb::gil_scoped_release unlocked;
+    const Using used(device);
+    launch_expand(args, own, experts, stream_of(stream));
 }
 
 void release(KvCache& e, nb::handle slots) {
@@ -64,20 +77,28 @@ NB_MODULE(HPCDECODE_MODULE, m) {
     m.doc() = "Attention on a device: the KV cache of an R-rank with a GPU, or of the emulation of one.";
     bind_common(m);
 
-    nb::class_<KvCache>(m, "KvCache", R"(A paged KV cache in a device's memory, with the kernels that attend to it.
+    nb::class_<KvCache> kv_cache(m, "KvCache",
+                                 R"(A paged KV cache in a device's memory, with the kernels that attend to it.
 
 A slot is a small int that the caller chooses for a sequence.
 Calls put their work on a CUDA stream and return before it is done; tensors must stay until then.
-Bad arguments raise ValueError or TypeError before anything changes.)")
+Bad arguments raise ValueError or TypeError before anything changes.)");
+    kv_cache
         .def(
             "__init__",
             [](KvCache* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
-               int max_sequences, int block_tokens, int device, int batches) {
-                new (e) KvCache(
-                    layers, {parse_kv_type(kv_dtype), capacity_tokens, max_sequences, block_tokens, device, batches});
+               int max_sequences, int block_tokens, int device, int batches, int range_blocks, int frames) {
+                new (e) KvCache(layers, {parse_kv_type(kv_dtype),
+                                         capacity_tokens,
+                                         max_sequences,
+                                         block_tokens,
+                                         device,
+                                         batches,
+                                         {range_blocks, frames}});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
-            nb::arg("block_tokens"), nb::arg("device"), nb::arg("batches") = 18, R"(Allocate a KV cache on a device.
+            nb::arg("block_tokens"), nb::arg("device"), nb::arg("batches") = 18, nb::arg("range_blocks") = 0,
+            nb::arg("frames") = 0, R"(Allocate a KV cache on a device.
 
 Args:
     layers: Shapes of the model's attention layers.
@@ -87,6 +108,8 @@ Args:
     block_tokens: Tokens of a block.
     device: Number of the device.
     batches: Calls whose sequences stay on the device; with 2 a lane and 2 more none waits for another.
+    range_blocks: Blocks of a page, or 0 if every block has a place of its own.
+    frames: Number of pages of any layer that memory has room for.
 
 Raises:
     MemoryError: If the device has no room.)")
@@ -128,8 +151,9 @@ Args:
              "Drop the positions of a slot from length on.")
         .def("length", &KvCache::length, nb::arg("slot"), "Return the number of positions that an open slot holds.")
         .def("blocks", &KvCache::blocks, nb::arg("slot"), "Return the ids of an open slot's blocks, in order.")
-        .def("memory", &memory, nb::sig("def memory(self) -> list[object]"),
-             "Return the blocks of each layer, torch.uint8 [blocks, bytes] on the device.")
+        .def(
+            "memory", &memory, nb::sig("def memory(self) -> list[object]"),
+            "Return the blocks of each layer, torch.uint8 [blocks, bytes] on the device; layers share those of frames.")
         .def("check", &KvCache::check, R"(Check that every block is free or referenced, and counted right.
 
 Raises:
@@ -144,6 +168,7 @@ Raises:
             "block_tokens", [](const KvCache& e) { return e.table().block_tokens(); }, "Tokens of a block.")
         .def_prop_ro("bytes", &KvCache::bytes, "Bytes of the arena on the device.")
         .def_prop_ro("bytes_read", &KvCache::bytes_read, "Bytes of K and V that attend has read so far.");
+    bind_ranges(kv_cache);
 
     m.def(
         "serves",
@@ -152,6 +177,23 @@ Raises:
         },
         nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("device"),
         "Return whether there are kernels for these layers, and room for them in a device's shared memory.");
+    m.def("expand_weights", &expand_weights, nb::arg("form"), nb::arg("packed"), nb::arg("out"), nb::arg("dtype"),
+          nb::arg("experts"), nb::arg("outputs"), nb::arg("inputs"), nb::arg("device"), nb::arg("stream"),
+          R"(Expand weights in few bits to matrices.
+
+Args:
+    form: Value of a WeightForm of _ops_cpu.
+    packed: Address on the device of what _ops_cpu packs, one expert after the other.
+    out: Address on the device of the result, [experts, outputs, inputs], a multiple of 16.
+    dtype: float32 or bfloat16, of the result.
+    experts: Number of weights.
+    outputs: Outputs of each.
+    inputs: Inputs, a multiple of what the form's must be.
+    device: Number of the device.
+    stream: Address of the CUDA stream, or 0 for the default one.
+
+Raises:
+    ValueError: If the form is none in few bits, or the dtype another.)");
     m.def("device_count", &device_count,
           "Return the number of devices that the driver shows, 0 without a driver. Throw RuntimeError if it fails.");
     m.def(

@@ -10,7 +10,7 @@
 namespace hpcdecode {
 
 inline bool& falling_order() {
-    static bool falling = false;
+    static thread_local bool falling = false;
     return falling;
 }
 

@@ -24,6 +24,11 @@ size_t smem_of(const LayerArgs& l, KvType type, size_t limit) {
     return most;
 }
 
+// Returns the bounds of ranges of blocks; without frames there is one.
+std::vector<int64_t> bounds_of(int32_t blocks, int range_blocks) {
+    return range_blocks > 0 ? PlacedPages::bounds(blocks, range_blocks) : std::vector<int64_t>{0, blocks};
+}
+
 Cut cut_of(const LayerArgs& l, const LatentForm& form) {
     return l.latent ? Cut{l.group, form.rows, kLatentPiece} : Cut{l.group, kRows, kPiece};
 }
@@ -82,7 +87,10 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
       device_(o.device),
       most_batches_(std::max(o.batches, 1)),
       layers_(lay_out(layers, o.kv_type, o.block_tokens)),
-      table_(o.block_tokens, {0, BlockTable::count_blocks(o.capacity_tokens, o.block_tokens)}, o.max_sequences),
+      table_(o.block_tokens,
+             bounds_of(BlockTable::count_blocks(o.capacity_tokens, o.block_tokens), o.frames.range_blocks),
+             o.max_sequences, o.frames.range_blocks > 0),
+      placed_(o.frames, table_.nodes()),
       sinks_(layers.size()) {
     const Using device(device_);
     shared_ = shared_bytes();
@@ -93,8 +101,7 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
                 std::to_string(smem) + " bytes of shared memory, this device has " + std::to_string(shared_) +
                 "; use a kv_dtype of fewer bits");
     }
-    const int64_t blocks = table_.block_count();
-    arena_ = allocate(bytes_per_block(layers_) * blocks, "KV cache");
+    arena_ = allocate(place_layers(), "KV cache");
     size_t partials = 0;
     for (const LayerArgs& l : layers_)
         partials = std::max(partials, decode_partials(l, type_, shared_, table_.capacity_tokens(), o.max_sequences));
@@ -105,7 +112,7 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
         layers_[i].base = arena_.as<uint8_t>() + offset;
         at[i] = offset;
         at[layers_.size() + i] = layers_[i].head.block_bytes;
-        offset += layers_[i].head.block_bytes * blocks;
+        if (!placed_.framed()) offset += layers_[i].head.block_bytes * table_.block_count();
     }
     const size_t bytes = at.size() * sizeof(int64_t);
     Memory pinned(bytes, Memory::Kind::kPinned);
@@ -114,6 +121,15 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
     copy_in(layer_table_.as<void>(), pinned.as<void>(), bytes, nullptr);
     last_.record(nullptr);
     last_.reach();
+}
+
+// Gives the blocks of all layers one size if they share frames; returns the bytes of the arena.
+int64_t KvCache::place_layers() {
+    if (!placed_.framed()) return static_cast<int64_t>(bytes_per_block(layers_)) * table_.block_count();
+    int64_t most = 0;
+    for (const LayerArgs& l : layers_) most = std::max(most, l.head.block_bytes);
+    for (LayerArgs& l : layers_) l.head.block_bytes = PlacedPages::even_bytes(most);
+    return layers_.front().head.block_bytes * placed_.blocks();
 }
 
 KvCache::~KvCache() {
@@ -139,7 +155,7 @@ Batch& KvCache::batch_for(const int32_t* slots, const int32_t* counts, int n, co
     if (batches_.size() < most_batches_) batches_.emplace_back();
     Batch& oldest = *std::min_element(batches_.begin(), batches_.end(),
                                       [](const Batch& a, const Batch& b) { return a.turn < b.turn; });
-    oldest.fill(table_, slots, counts, n, version_, cut, stream);
+    oldest.fill(table_, placed_, slots, counts, n, version_, cut, stream);
     oldest.turn = ++turn_;
     return oldest;
 }
@@ -149,7 +165,8 @@ void KvCache::extend(const int32_t* slots, const int32_t* counts, int n, Stream 
     const Using device(device_);
     const std::vector<BlockTable::Copy> copies = table_.extend(slots, counts, n);
     ++version_;
-    if (copies.empty()) return;
+    if (placed_.framed()) left_copies_.insert(left_copies_.end(), copies.begin(), copies.end());
+    if (placed_.framed() || copies.empty()) return;
     const size_t bytes = copies.size() * 2 * sizeof(int32_t);
     copied_.reach();
     copies_pinned_.grow(bytes, Memory::Kind::kPinned);

@@ -11,6 +11,7 @@
 #include "latent_api.h"
 #include "layout.h"
 #include "matrix.h"
+#include "placed_pages.h"
 
 namespace hpcdecode {
 
@@ -20,6 +21,7 @@ struct KvCacheOptions {
     int max_sequences, block_tokens;
     int device;
     int batches = 18;  // calls whose sequences stay on the device: two for each lane of a step, and two
+    FrameOptions frames{};
 };
 
 // Returns whether there are kernels for these layers, and room for them in the shared memory of a device's blocks.
@@ -47,9 +49,20 @@ class KvCache {
 
     std::vector<int32_t> blocks(int slot);
 
+    // Of KV caches with frames; see placed_pages.h. Pages lie where calls that were told of before find them until
+    // these are done, which the owner waits for.
+    void place_pages(const int32_t* frames, int n);
+    std::vector<BlockTable::Copy> take_copies();
+    void mark_ranges(const int32_t* slots, const int32_t* counts, int n, bool all, uint8_t* marks, int64_t size);
+    std::vector<int32_t> written_blocks(const int32_t* slots, const int32_t* counts, int n);
+    void mark_used(uint8_t* marks, int64_t size);
+    int ranges() const { return table_.nodes(); }
+    size_t frame_bytes() const { return placed_.options().range_blocks * layers_.front().head.block_bytes; }
+
     const BlockTable& table() const { return table_; }
     const std::vector<LayerArgs>& layers() const { return layers_; }  // a layer's blocks lie one after the other
     int device() const { return device_; }
+    int64_t arena_blocks() const { return placed_.framed() ? placed_.blocks() : table_.block_count(); }  // of a layer
     size_t bytes() const { return arena_.size(); }
     int64_t bytes_read() const { return bytes_read_; }
 
@@ -63,6 +76,7 @@ class KvCache {
     void append_rows(int layer, const Batch& batch, const Matrix& rows, int64_t first_column, Stream stream);
     void attend_latents(const LayerArgs& layer, const LatentForm& form, const Batch& batch, const Matrix& qkv,
                         const Matrix& out, const float* sinks, Stream stream);
+    int64_t place_layers();
     void grow_partials(size_t bytes);
     const float* upload(Sinks& sinks, const std::vector<float>& values, Stream stream);
     void enter(Stream stream);
@@ -74,6 +88,8 @@ class KvCache {
     size_t shared_;  // bytes that a block may have
     std::vector<LayerArgs> layers_;
     BlockTable table_;
+    PlacedPages placed_;
+    std::vector<BlockTable::Copy> left_copies_;  // of caches with frames: what `extend` has left to be made
     uint64_t version_ = 1, turn_ = 0;
     std::mutex mutex_;
     Memory arena_, layer_table_, partials_;

@@ -11,6 +11,10 @@ std::string str(int64_t x) { return std::to_string(x); }
 
 [[noreturn]] void invalid(const std::string& what) { throw std::invalid_argument(what); }
 
+void check_marks(int64_t size, int64_t expected) {
+    if (size != expected) invalid("marks: expected " + str(expected) + " bytes, got " + str(size));
+}
+
 }  // namespace
 
 int32_t BlockTable::count_blocks(int64_t capacity_tokens, int block_tokens) {
@@ -206,6 +210,38 @@ void BlockTable::truncate(int slot, int64_t length) {
 }
 
 int64_t BlockTable::length(int slot) const { return opened(slot).length; }
+
+int64_t BlockTable::first_block(int slot, int64_t count, bool all) const {
+    return all ? 0 : std::max<int64_t>(length(slot) - count, 0) / block_tokens_;
+}
+
+void BlockTable::mark_ranges(const int32_t* slots, const int32_t* counts, int n, bool all, uint8_t* marks,
+                             int64_t size) {
+    check_written(slots, counts, n);
+    check_marks(size, int64_t{n} * nodes());
+    std::fill(marks, marks + size, uint8_t{0});
+    for (int i = 0; i < n; ++i) {
+        const std::vector<int32_t>& held = blocks(slots[i]);
+        for (size_t b = first_block(slots[i], counts[i], all); b < held.size(); ++b)
+            marks[int64_t{i} * nodes() + node_of(held[b])] = 1;
+    }
+}
+
+std::vector<int32_t> BlockTable::written_blocks(const int32_t* slots, const int32_t* counts, int n) {
+    check_written(slots, counts, n);
+    std::vector<int32_t> written;
+    for (int i = 0; i < n; ++i) {
+        const std::vector<int32_t>& held = blocks(slots[i]);
+        if (counts[i] > 0)
+            written.insert(written.end(), held.begin() + first_block(slots[i], counts[i], false), held.end());
+    }
+    return written;
+}
+
+void BlockTable::mark_used(uint8_t* marks, int64_t size) const {
+    check_marks(size, blocks_);
+    for (int32_t b = 0; b < blocks_; ++b) marks[b] = references_[b] > 0;
+}
 
 void BlockTable::check() const {
     std::vector<int32_t> held(blocks_, 0), listed(blocks_, 0);

@@ -2,7 +2,7 @@
 //
 // A block id stands for block_tokens positions in every layer. The owner of the table decides where blocks lie in
 // memory. Every NUMA node has a range of the blocks; a device counts as one node. A sequence takes blocks of one node,
-// its home, until that node has none left. Where K and V lie on disk (see attn_cpu/frames.h) ranges of blocks that move
+// its home, until that node has none left. Where K and V lie on disk (see placed_pages.h) ranges of blocks that move
 // together take the place of nodes; sequences fill some of them before they begin others.
 #pragma once
 #include <cstdint>
@@ -37,6 +37,15 @@ class BlockTable {
     int home(int slot) const { return slots_[slot].home; }  // NUMA node
     int32_t references(int32_t block) const { return references_[block]; }
     void check() const;  // throws std::logic_error with the equation that does not hold
+
+    // Returns the first of a slot's blocks that has some of its last `count` positions, or 0 for all of them.
+    int64_t first_block(int slot, int64_t count, bool all) const;
+    // These check slots and counts as `check_written` does.
+    // Marks the ranges in which slots have blocks, all or those of their last counts[i] positions: [n, nodes].
+    void mark_ranges(const int32_t* slots, const int32_t* counts, int n, bool all, uint8_t* marks, int64_t size);
+    // Returns the blocks of the last counts[i] positions of slots.
+    std::vector<int32_t> written_blocks(const int32_t* slots, const int32_t* counts, int n);
+    void mark_used(uint8_t* marks, int64_t size) const;  // [blocks]: 1 for those that slots hold
 
     // Checks that slots are in range, differ and are long enough, and that no written position is shared.
     // Returns the sum of `counts`.

@@ -12,8 +12,8 @@
 #include <optional>
 #include <tuple>
 
+#include "bind_forms.h"
 #include "bind_products.h"
-#include "blocks.h"
 #include "chain.h"
 #include "draw.h"
 #include "row_copies.h"
@@ -109,27 +109,7 @@ NB_MODULE(_ops_cpu, m) {
         .value("mark", Op::mark)
         .value("fill", Op::fill);
 
-    nb::enum_<WeightForm>(m, "WeightForm", "How packed weights hold their numbers.")
-        .value("plain", WeightForm::plain)
-        .value("int4", WeightForm::int4)
-        .value("mxfp4", WeightForm::mxfp4)
-        .value("fp8", WeightForm::fp8)
-        .value("q4_1", WeightForm::q4_1)
-        .value("q8_0", WeightForm::q8_0)
-        .value("q4_k", WeightForm::q4_k)
-        .value("q5_k", WeightForm::q5_k)
-        .value("q6_k", WeightForm::q6_k)
-        .value("bf16", WeightForm::bf16)
-        .value("f16", WeightForm::f16);
-
-    nb::enum_<BlockType>(m, "BlockType", "Blocks of weights in GGUF files.")
-        .value("q4_0", BlockType::q4_0)
-        .value("q4_1", BlockType::q4_1)
-        .value("q5_0", BlockType::q5_0)
-        .value("q8_0", BlockType::q8_0)
-        .value("q4_k", BlockType::q4_k)
-        .value("q5_k", BlockType::q5_k)
-        .value("q6_k", BlockType::q6_k);
+    bind_forms(m);
 
     nb::class_<Step>(m, "Step", "One element-wise operation of a fused kernel.")
         .def(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "code_layout.h"
 #include "product.h"
@@ -15,10 +16,13 @@ constexpr uint16_t kEight = 0x4800;  // 8 as float16
 
 uint8_t byte(const char* p, int64_t i) { return static_cast<uint8_t>(p[i]); }
 
-// Where the scales of a group, and the codes of its inputs, of one output lie.
+// Where the scales of a group, and the codes of a block's inputs, of one output lie.
 struct Place {
     char *scales, *codes;
     int output;
+    int first;  // the block's first input in its group
+
+    void number(float value) const { std::memcpy(scales + output * 4, &value, sizeof value); }
 
     void half(int row, const char* from) const { std::memcpy(scales + (row * kHalf + output) * 2, from, 2); }
     void byte_at(int64_t row, uint8_t value) const { scales[row + output] = static_cast<char>(value); }
@@ -33,8 +37,14 @@ struct Place {
     }
 };
 
-// Each of these packs one block, which is a group of the form that it becomes.
-// Sources: ggml-quants.c and ggml-common.h of ggml.
+float float_at(const char* from) {
+    float value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+// Each of these packs one block: a group of the form that it becomes, or kInputs of one.
+// Sources of those of GGUF: ggml-quants.c and ggml-common.h of ggml.
 struct Q40 : Int4Layout {
     static constexpr int64_t kBytes = 18;
     static void pack(const char* from, const Place& to) {
@@ -118,6 +128,86 @@ struct Q6K : Q6KLayout {
     }
 };
 
+struct Q2K : Q2KLayout {
+    static constexpr int64_t kBytes = 84;
+    static void pack(const char* from, const Place& to) {
+        to.half(0, from + 80);
+        to.half(1, from + 82);
+        for (int i = 0; i < 16; ++i) {
+            to.byte_at((4 + 2 * i) * kHalf, byte(from, i) & 15);
+            to.byte_at((5 + 2 * i) * kHalf, byte(from, i) >> 4);
+        }
+        for (int i = 0; i < 256; ++i) to.code<Q2K>(byte(from, 16 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3, i);
+    }
+};
+
+struct Q3K : Q3KLayout {
+    static constexpr int64_t kBytes = 110;
+    static void pack(const char* from, const Place& to) {
+        to.half(0, from + 108);
+        const char* q = from + 96;
+        for (int i = 0; i < 16; ++i) {
+            const int low = byte(q, i % 8) >> (i / 8 * 4) & 15, high = byte(q, 8 + i % 4) >> (i / 4 * 2) & 3;
+            to.byte_at((2 + i) * kHalf, static_cast<uint8_t>((low | high << 4) - 32));
+        }
+        for (int i = 0; i < 256; ++i) {
+            const int low = byte(from, 32 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3;
+            to.code<Q3K>(static_cast<uint8_t>(low | (byte(from, i % 32) >> (i / 32) & 1) << 2), i);
+        }
+    }
+};
+
+struct Iq4Nl : Iq4NlLayout {
+    static constexpr int64_t kBytes = 18;
+    static void pack(const char* from, const Place& to) {
+        to.half(0, from);
+        for (int i = 0; i < 32; ++i) to.code<Iq4Nl>(byte(from, 2 + i % 16) >> (i / 16 * 4) & 15, i);
+    }
+};
+
+struct Iq4Xs : Iq4XsLayout {
+    static constexpr int64_t kBytes = 136;
+    static void pack(const char* from, const Place& to) {
+        to.half(0, from);
+        for (int i = 0; i < 16; ++i) {
+            const int block = i / 2, low = byte(from, 4 + block / 2) >> (block % 2 * 4) & 15;
+            const int high = byte(from, 2 + block / 4) >> (block % 4 * 2) & 3;
+            to.byte_at((2 + i) * kHalf, static_cast<uint8_t>((low | high << 4) - 32));
+        }
+        for (int i = 0; i < 256; ++i) to.code<Iq4Xs>(byte(from, 8 + i / 32 * 16 + i % 16) >> (i / 16 % 2 * 4) & 15, i);
+    }
+};
+
+struct Nf4 : Nf4Layout {
+    static constexpr int64_t kBytes = 36;
+    static void pack(const char* from, const Place& to) {
+        to.number(float_at(from));
+        for (int i = 0; i < 64; ++i) to.code<Nf4>(byte(from, 4 + i / 2) >> (i % 2 == 0 ? 4 : 0) & 15, i);
+    }
+};
+
+struct Nvfp4 : Nvfp4Layout {
+    static constexpr int64_t kBytes = 22, kInputs = 32;
+    static void pack(const char* from, const Place& to) {
+        to.number(float_at(from) * 256);
+        for (int i = 0; i < 2; ++i) to.byte_at((4 + to.first / 16 + i) * kHalf, byte(from, 4 + i));
+        for (int i = 0; i < 32; ++i) to.code<Nvfp4>(byte(from, 6 + i / 2) >> (i % 2 * 4) & 15, i);
+    }
+};
+
+struct I8 : I8Layout {
+    static constexpr int64_t kBytes = 36, kInputs = 32;
+    static void pack(const char* from, const Place& to) {
+        to.number(float_at(from));
+        for (int i = 0; i < 32; ++i) to.code<I8>(byte(from, 4 + i), i);
+    }
+};
+
+template <class Block, class = void>
+constexpr int64_t kInputsOf = Block::kGroup;
+template <class Block>
+constexpr int64_t kInputsOf<Block, std::void_t<decltype(Block::kInputs)>> = Block::kInputs;
+
 struct Work {
     const Blocks& weight;
     const float* bias;
@@ -133,9 +223,10 @@ struct Work {
             char* scales = to + kPanel * 4 + r / kHalf * half_bytes<Block>(inputs);
             char* codes = scales + scale_bytes<Block>(inputs);
             const char* row = weight.rows[first + r];
-            for (int64_t i = 0; i < inputs; i += Block::kGroup, row += Block::kBytes)
+            for (int64_t i = 0; i < inputs; i += kInputsOf<Block>, row += Block::kBytes)
                 Block::pack(row, {scales + i / Block::kGroup * Block::kScaleBytes,
-                                  codes + i / kBlockInputs * Block::kBlockBytes, static_cast<int>(r % kHalf)});
+                                  codes + i / kBlockInputs * Block::kBlockBytes, static_cast<int>(r % kHalf),
+                                  static_cast<int>(i % Block::kGroup)});
         }
     }
 
@@ -155,6 +246,20 @@ struct Work {
                 return panel<Q5K>(p);
             case BlockType::q6_k:
                 return panel<Q6K>(p);
+            case BlockType::nf4:
+                return panel<Nf4>(p);
+            case BlockType::nvfp4:
+                return panel<Nvfp4>(p);
+            case BlockType::i8:
+                return panel<I8>(p);
+            case BlockType::q2_k:
+                return panel<Q2K>(p);
+            case BlockType::q3_k:
+                return panel<Q3K>(p);
+            case BlockType::iq4_nl:
+                return panel<Iq4Nl>(p);
+            case BlockType::iq4_xs:
+                return panel<Iq4Xs>(p);
         }
     }
 };

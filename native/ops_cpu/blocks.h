@@ -1,5 +1,5 @@
-// Packs weights in the blocks of GGUF files (ggml) as they are, in the panels that GEMMs read; weight_form.h describes
-// them.
+// Packs weights in blocks as they are, in the panels that GEMMs read; weight_form.h describes them. Blocks are those of
+// GGUF files (ggml), and some of our own for the weights of other checkpoints.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,8 +8,11 @@
 
 namespace hpcdecode::ops {
 
-// Blocks of 32 inputs, from q4_k on of 256.
-enum class BlockType : int { q4_0, q4_1, q5_0, q8_0, q4_k, q5_k, q6_k };
+// Blocks of 32 inputs; of 64 of nf4, of 256 of q*_k and iq4_xs. Blocks of our own begin with a float32 scale:
+// nf4: codes, two a byte, the first in its upper half.
+// nvfp4: FP8 scales [2], then codes, two a byte, the first in its lower half.
+// i8: int8 [32]. Four blocks in a row have the same scale.
+enum class BlockType : int { q4_0, q4_1, q5_0, q8_0, q4_k, q5_k, q6_k, nf4, nvfp4, i8, q2_k, q3_k, iq4_nl, iq4_xs };
 
 // What a weight in these blocks becomes.
 constexpr WeightForm form_of(BlockType type) {
@@ -27,6 +30,20 @@ constexpr WeightForm form_of(BlockType type) {
             return WeightForm::q5_k;
         case BlockType::q6_k:
             return WeightForm::q6_k;
+        case BlockType::nf4:
+            return WeightForm::nf4;
+        case BlockType::nvfp4:
+            return WeightForm::nvfp4;
+        case BlockType::i8:
+            return WeightForm::i8;
+        case BlockType::q2_k:
+            return WeightForm::q2_k;
+        case BlockType::q3_k:
+            return WeightForm::q3_k;
+        case BlockType::iq4_nl:
+            return WeightForm::iq4_nl;
+        case BlockType::iq4_xs:
+            return WeightForm::iq4_xs;
     }
     return WeightForm::plain;
 }

@@ -14,6 +14,7 @@ from hpcdecode.attention.cpu_states import native_recurrent, reserved_bytes
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, RecurrentWeights
 from hpcdecode.attention.sizes import bytes_per_token, state_tokens_for
 from hpcdecode.bench.stateful_layers import exact, random_numbers, random_rows
+from tests.support.mappings import resident
 from tests.support.recurrent_cases import DTYPES, LAYERS, open_store, step, take
 
 
@@ -121,12 +122,6 @@ def test_a_fork_goes_its_own_way():
     fresh = open_store([layer], [weights], torch.float32)
     assert torch.equal(own, step(fresh, layer, [0], [rows])[0][7:])
     assert torch.equal(forked, step(fresh, layer, [1], [torch.cat([rows[:7], other[7:]])])[0][7:])
-
-
-def resident() -> int:
-    """Return the bytes of this process that lie in memory."""
-    with open("/proc/self/smaps_rollup") as f:
-        return next(int(line.split()[1]) << 10 for line in f if line.startswith("Rss:"))
 
 
 def test_memory_follows_open_slots():

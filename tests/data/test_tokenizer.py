@@ -199,6 +199,22 @@ def test_broken_files_are_a_user_error(model_dir, name, content):
         Tokenizer.load(model_dir)
 
 
+SCALED = {
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 256},
+    "longrope": {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 4.0},
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_rotary_scaling_is_no_matter_of_tokenizers(model_dir, kind):
+    """As Llama 3.1, gpt-oss and Phi-3 state it. The class of all configs knows no length to scale."""
+    edit(model_dir / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    plain = Tokenizer.load(model_dir).encode_texts(["Return a 12"])
+    edit(model_dir / "config.json", rope_theta=10000.0, rope_scaling={"rope_type": kind, **SCALED[kind]})
+    assert Tokenizer.load(model_dir).encode_texts(["Return a 12"]) == plain
+
+
 def test_code_beside_the_model_never_runs(model_dir):
     (model_dir / "tokenizer.json").unlink()
     (model_dir / "vocab.txt").write_text("a\n")

@@ -5,12 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import h5py
+import numpy as np
 import pytest
+import torch
 
+from hpcdecode.attention.cuda import CudaKvCache
 from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.streamed_cuda import StreamedCudaKvCache
 from hpcdecode.config import EngineOptions, Job
 from hpcdecode.engine import fluid
 from hpcdecode.engine.fluid import GroupRotation
@@ -26,7 +31,7 @@ from hpcdecode.system import swap_tiers
 from hpcdecode.system.model_path import find_model
 from hpcdecode.system.swap_tiers import TierSpec
 from tests.support.preemption import HastyPlacement
-from tests.support.rotating import FaultyTier, file, rotating, sizes_of
+from tests.support.rotating import BLOCK_TOKENS, FaultyTier, file, host, rotating, sizes_of
 from tests.support.samples import made, rows, run, with_room
 from tests.support.stop_after import copy
 
@@ -75,6 +80,25 @@ def test_rows_are_those_of_a_cache_in_memory(model, in_memory, tmp_path, lanes, 
     counts = caches[0].pages.counts
     assert counts.bytes_in > 0 and counts.bytes_out > 0
     assert not preempts or sum(s.preemptions for s in worker.schedulers) > 5
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_rows_on_a_gpu_are_those_of_a_cache_in_memory(model, lanes):
+    """The same on an emulated GPU, whose kernels give other bits than those of CPUs."""
+    caches = []
+
+    def in_memory(shapes, slots):
+        return CudaKvCache(shapes, "float32", 1 << 14, slots, BLOCK_TOKENS, "cpu")
+
+    def cache(shapes, slots):
+        sizes = sizes_of(shapes, "float32", ranges=24, frames=30, blocks=2, device=True)
+        caches.append(StreamedCudaKvCache(shapes, "float32", sizes, host(sizes), slots, BLOCK_TOKENS, "cpu"))
+        return caches[-1]
+
+    expected, rotated = (made(run(model, prompts(), lanes=lanes, shared=1000, cache=c)[0]) for c in (in_memory, cache))
+    assert rotated == expected
+    counts = caches[0].pages.counts
+    assert counts.bytes_in > 0 and counts.bytes_out > 0
 
 
 def test_it_wins_where_weights_take_long_and_the_link_is_fast():
@@ -154,6 +178,37 @@ def test_three_groups_lie_in_memory_of_twelve_in_flight(tmp_path):
         assert summary["peak_load_tokens"] > 48 * 80 and summary["swap_in_bytes"] > 10 * 8 * group
     assert generate(job_of(tmp_path, "reserve.h5", kv_memory=3 * group, **same)) == 0
     assert tokens_of(tmp_path / "reserve.h5") == tokens_of(tmp_path / "plain.h5")
+
+
+def test_a_job_whose_pages_lie_on_a_gpu(tmp_path, monkeypatch):
+    """The GPU that has the KV cache is emulated; its link to the host is not measured."""
+    lines = [{"prompt_token_ids": [5 + (3 * i + j) % 900 for j in range(60 + i % 5)]} for i in range(48)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    group = 4 * 128 * 3840
+    same = {"params": SamplingParams(ignore_eos=True, max_tokens=25), "batch": 48}
+    monkeypatch.setattr(fluid, "_gpu_of", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(fluid, "link_rate", lambda *_: 1e9)
+    opened = []
+
+    def piece(nbytes):
+        opened.append(nbytes)
+        return np.empty(nbytes, np.uint8)
+
+    monkeypatch.setattr(fluid, "PinnedMemory", lambda _: SimpleNamespace(take=piece))
+    made = []
+    for memory in (3, 9):
+        rotates = {"schedule": "fluid", "kv_memory": memory * group, "kv_swap": (f"host:{16 * group}",)}
+        assert generate(job_of(tmp_path, f"{memory}.h5", **rotates, **same)) == 0
+        with h5py.File(tmp_path / f"{memory}.h5") as file:
+            made.append(json.loads(file.attrs["summary"])["swap_in_bytes"])
+    assert tokens_of(tmp_path / "3.h5") == tokens_of(tmp_path / "9.h5")
+    assert made[0] > made[1] > 0 and opened
+    assert generate(job_of(tmp_path, "plain.h5", kv_memory=1 << 28, **same)) == 0
+    assert tokens_of(tmp_path / "3.h5") == tokens_of(tmp_path / "plain.h5")
+    with pytest.raises(UserError, match=r"fluid: expected layers that a GPU has kernels for, .*--kv-dtype int8"):
+        latent = [LayerShape(1, 48, 32, 4, 0.2, latent=True)] * 2
+        setup = SimpleNamespace(kv_dtype="int8", block_tokens=64)
+        fluid.measure_rotation(EngineOptions(model="demo"), SimpleNamespace(me=None), setup, latent, 1 << 20)
 
 
 def job_of(folder, name, **options):

@@ -20,12 +20,23 @@ from hpcdecode.model.frontend.config import read_config
 from hpcdecode.model.frontend.gguf.tensors import block_sizes
 from hpcdecode.model.run.load import ModelPart
 from hpcdecode.model.run.weight_size import weight_bytes
-from tests.support.gguf_files import write
+from tests.support.gguf_files import GPT_OSS, GPT_OSS_VALUES, write
 from tests.support.models import BOS, COMMON, EOS, SHAPE, Attention, save, step
 
 IDS = [5, 77, 300, 12, 9, 450, 33, 2]
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=96)
 GPT2 = dict(vocab_size=512, n_positions=256, n_embd=64, n_layer=2, n_head=4, bos_token_id=BOS, eos_token_id=EOS)
+LOCAL = dict(num_local_experts=4, num_experts_per_tok=2)
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+OSS_ROPE = dict(rope_type="yarn", rope_theta=150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0)
+OSS_ROPE |= dict(truncate=False, original_max_position_embeddings=4096)
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 32.0,
+    "rope.scaling.original_context_length": 4096,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+}
 MOE = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96}
 MODELS = {  # by the name in GGUF: the config, and metadata that the writer does not take from it
     "llama": (lambda t: t.LlamaConfig(**SHAPE, tie_word_embeddings=True), {}),
@@ -53,6 +64,22 @@ MODELS = {  # by the name in GGUF: the config, and metadata that the writer does
         {},
     ),
     "gpt2": (lambda t: t.GPT2Config(**GPT2), {}),
+    "gpt-oss": (lambda t: t.GptOssConfig(**GPT_OSS, rope_parameters=OSS_ROPE), {**GPT_OSS_VALUES, **YARN}),
+    "minimax-m2": (
+        lambda t: t.MiniMaxM2Config(
+            **SHAPE, **LOCAL, head_dim=32, rope_parameters={**ROPE, "partial_rotary_factor": 0.5}
+        ),
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": SHAPE["intermediate_size"]},
+    ),
+    "lfm2": (
+        lambda t: t.Lfm2Config(
+            **{**SHAPE, "num_hidden_layers": 3},
+            layer_types=["conv", "full_attention", "conv"],
+            conv_L_cache=3,
+            block_auto_adjust_ff_dim=False,
+        ),
+        {"attention.head_count_kv": [0, SHAPE["num_key_value_heads"], 0], "shortconv.l_cache": 3},
+    ),
 }
 
 

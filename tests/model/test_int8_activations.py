@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,10 +12,11 @@ from hpcdecode._attn_cpu import supported_isas
 from hpcdecode._ops_cpu import Op
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.few_bits import ALL_FORMS, BY_INT8
 from hpcdecode.model.run.load import require_int8_activations
-from tests.support.gguf_files import KINDS, random_blocks
+from tests.support.blocks import random_weight
 from tests.support.isas import OWN_GEMMS, use_isa
 from tests.support.models import Attention, step
 from tests.support.packed_products import multiply
@@ -42,9 +42,8 @@ def rows(count: int, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
 
 def weight(form: str, bias: torch.Tensor | None = None, outputs: int = OUTPUTS) -> torch.Tensor:
     """A packed weight."""
-    if form in KINDS.__members__:
-        blocks = random_blocks(KINDS[form], (outputs, INPUTS), np.random.default_rng(0))
-        return packed_weights.pack_few_bits(form, [torch.from_numpy(blocks)], bias)
+    if form in BLOCKS:
+        return packed_weights.pack_few_bits(form, [random_weight(form, outputs, INPUTS)], bias)
     numbers = torch.randn(outputs, INPUTS, generator=torch.Generator().manual_seed(0)) * 0.05
     return packed_weights.pack_few_bits(form, [numbers], bias)
 

@@ -8,7 +8,7 @@ import torch
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization.bitsandbytes import FourBits
-from tests.support.quantised import check, edit, pair
+from tests.support.quantised import check, edit, kept, pair
 
 functional = pytest.importorskip("bitsandbytes.functional")
 
@@ -52,14 +52,25 @@ def four(kind="nf4"):
 
 
 def test_eight_bits(checkpoint, tmp_path):
-    check(pair(checkpoint("llama2"), tmp_path, eight_bits, EIGHT))
+    made = pair(checkpoint("llama2"), tmp_path, eight_bits, EIGHT)
+    check(made)
+    assert kept(made.quantised, "float32") == kept(made.quantised, "bfloat16") == {"i8", None}
 
 
 @pytest.mark.parametrize("block", [64, 256, 4096])
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_four_bits(kind, nested, block, checkpoint, tmp_path):
-    check(pair(checkpoint("llama2"), tmp_path, four_bits(kind, nested, block), four(kind)))
+    made = pair(checkpoint("llama2"), tmp_path, four_bits(kind, nested, block), four(kind))
+    check(made)
+    form = "nf4" if kind == "nf4" else None
+    assert kept(made.quantised, "float32") == kept(made.quantised, "bfloat16") == {form, None}
+
+
+def test_another_table_than_that_of_nf4_is_dequantised(checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, four_bits(), four())
+    edit(made.quantised, lambda tensors: [t.mul_(0.5) for key, t in tensors.items() if key.endswith("quant_map")])
+    assert kept(made.quantised, "bfloat16") == {None}
 
 
 def test_rows_of_any_length():

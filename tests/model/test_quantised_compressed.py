@@ -9,6 +9,7 @@ import torch
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from tests.support.quantised import check, edit, kept, pair, state
 
 pytest.importorskip("compressed_tensors")
@@ -33,6 +34,7 @@ KEPT = {
     "FP8 channels": "fp8",
     "FP8 naive": "fp8",
     "MXFP4": "mxfp4",
+    "NVFP4": "nvfp4",
 }
 
 
@@ -50,17 +52,17 @@ def test_weights_stay_in_few_bits_where_these_hold_them(name, checkpoint, tmp_pa
     made = pair(checkpoint("llama2"), tmp_path, quantise, stated(form, about))
     form = KEPT.get(name)
     for dtype in ("float32", "bfloat16"):
-        assert kept(made.quantised, dtype) == {form if form in (None, "Q8_0") else f"{form} grid", None}
+        assert kept(made.quantised, dtype) == {form if form in (None, *BLOCKS) else f"{form} grid", None}
 
 
 def test_scales_that_float16_does_not_hold(checkpoint, tmp_path):
-    for name in ("int4 groups", "int8 channels"):
-        assert kept(packed(name, checkpoint("llama2"), tmp_path / name).quantised, "float32") == {None}
+    for name, form in (("int4 groups", None), ("int8 channels", "i8")):
+        assert kept(packed(name, checkpoint("llama2"), tmp_path / name).quantised, "float32") == {form, None}
 
 
-@pytest.mark.parametrize(("least", "forms"), [(1.0, {"Q8_0", None}), (2.0**-20, {None})])
+@pytest.mark.parametrize(("least", "forms"), [(1.0, {"Q8_0", None}), (2.0**-20, {"i8", None})])
 def test_int8_with_scales_in_bfloat16(least, forms, checkpoint, tmp_path):
-    """Which float16 holds unless they are tiny."""
+    """Which float16 holds unless they are tiny; then float32 does."""
     form, about = FORMATS["int8 channels"]
 
     def quantise(stem, weight):

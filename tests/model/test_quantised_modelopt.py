@@ -5,6 +5,8 @@ ModelOpt needs dozens of packages. Where it is installed its own NVFP4 weights a
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -12,8 +14,11 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization.grids import FP4_VALUES
 from hpcdecode.model.frontend.quantization.scheme import modelopt_formats
-from tests.support.quantised import check, edit, pair
+from hpcdecode.model.run.load import ModelPart
+from hpcdecode.model.run.weight_size import weight_bytes
+from tests.support.quantised import PROJECTIONS, check, edit, forms, kept, pair
 
+EXPERTS_AND_PROJECTIONS = re.compile(r".*(experts\.\d+\.w\d|[qkvo]_proj)\.weight")
 UP = "model.layers.1.mlp.up_proj.weight"
 FILE = "hf_quant_config.json"
 
@@ -65,6 +70,18 @@ def test_a_file_of_its_own(algorithm, checkpoint, tmp_path):
     caches = {f"model.layers.{i}.self_attn.{n}_proj.{n}_scale": torch.ones(()) for i in range(3) for n in "kv"}
     edit(made.quantised, lambda t: t.update(caches))
     check(made)
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("llama2", PROJECTIONS), ("mixtral", EXPERTS_AND_PROJECTIONS)])
+def test_nvfp4_stays_so(name, chosen, checkpoint, tmp_path):
+    """In whole weights, in experts of a tensor each, and in the parts of S-ranks that share a layer."""
+    made = pair(checkpoint(name), tmp_path, nvfp4, stated("NVFP4"), chosen, under=FILE)
+    check(made)
+    assert kept(made.quantised, "float32") == kept(made.quantised, "bfloat16") == {"nvfp4", None}
+    assert weight_bytes(made.quantised, torch.bfloat16, "auto") < weight_bytes(made.quantised, torch.bfloat16)
+    for member in range(2):
+        part = load_split(made.quantised, dtype="float32", quantised="auto", part=ModelPart(2, member))
+        assert "nvfp4" in forms(part)
 
 
 def test_in_config_json_too(checkpoint, tmp_path):

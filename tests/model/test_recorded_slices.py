@@ -14,10 +14,10 @@ from hpcdecode.model.run.recorded_slices import SIZES, RecordedSlices
 from tests.support.recorders import EagerRecorder, as_on_a_device
 
 
-def loaded(checkpoint, name, monkeypatch, recorded_from=1, **options):
+def loaded(checkpoint, name, monkeypatch, recorded_from=1, quantised=None, **options):
     as_on_a_device(monkeypatch, **options)
     monkeypatch.setattr(recorded_slices, "RECORDED_FROM", recorded_from)
-    model = load_split(checkpoint(name), dtype="float32")
+    model = load_split(checkpoint(name), dtype="float32", quantised=quantised)
     model.recorder = EagerRecorder()
     return model
 
@@ -80,6 +80,14 @@ def test_sizes_that_come_up_again_are_recorded(checkpoint, monkeypatch):
     assert recorded == [0, 0, 0, 1, 1, 2]
 
 
+@pytest.mark.parametrize("name", ["llama3", "mixtral"])
+def test_weights_in_few_bits_are_expanded_in_recorded_slices(checkpoint, monkeypatch, name):
+    model = loaded(checkpoint, name, monkeypatch, quantised="int4")
+    for tokens in (5, 40, 5):
+        run(Step(model, RecordedSlices.of(model), 0, tokens, seed=tokens))
+    assert model.recorder.replayed == 3 * len(model.attends)
+
+
 def test_two_lanes_in_flight_have_memory_of_their_own(checkpoint, monkeypatch):
     model = loaded(checkpoint, "llama3", monkeypatch)
     slices = RecordedSlices.of(model)
@@ -113,7 +121,7 @@ def test_memory_is_shared_by_tensors_that_nothing_reads_any_more(checkpoint, mon
 
 
 def test_slices_that_read_results_back_run_one_operator_at_a_time(checkpoint, monkeypatch):
-    monkeypatch.setattr(linears, "group_experts", lambda made: None)
+    monkeypatch.setattr(linears, "group_experts", lambda *_: None)
     model = loaded(checkpoint, "mixtral", monkeypatch)
     slices = RecordedSlices.of(model)
     assert slices.suits(5)

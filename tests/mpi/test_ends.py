@@ -70,9 +70,12 @@ def test_an_error_on_one_rank_names_rank_host_and_cause(hpcdecode, long_job, lay
 def test_a_killed_rank_ends_the_others(hpcdecode, long_job, tmp_path, layout, rank):
     process = hpcdecode.start(*long_job, "--layout", layout, ranks=3)
     wait_for_rows(tmp_path / "out.h5", process)
+    mapped = Path(f"/proc/{rank_of(process, rank).pid}/maps").read_text()
     rank_of(process, rank).kill()
     code, _ = end(process, 20)
     assert code != 0
+    segments = [line for line in mapped.splitlines() if "/dev/shm/mpich_" in line]
+    assert OPEN_MPI or (segments and all(line.endswith("(deleted)") for line in segments)), "memory is left"
     rows, complete = finished(tmp_path / "out.h5")
     assert rows and not complete
 

@@ -1,5 +1,6 @@
 // Exercises the KV cache of a device and its kernels, emulated, for a sanitizer to watch: memory errors where a block's
 // threads are loops, races between barriers where they are the system's.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "check.h"
 #include "kv_cache.h"
 #include "random_rows.h"
+#include "weights_api.h"
 
 using namespace hpcdecode;
 
@@ -106,6 +108,19 @@ void attend_case(KvType type, ActType act, const LayerShape& s, int length, int 
     }
 }
 
+// Weights of random bits, in memory of their exact size.
+void expand_case(ops::WeightForm form, ActType type, int experts, int outputs, int64_t inputs) {
+    ExpandArgs a = expand_args(form, type, outputs, inputs);
+    std::vector<uint8_t> packed(static_cast<size_t>(experts) * a.panels * a.panel_bytes);
+    for (size_t i = 0; i < packed.size(); ++i) packed[i] = static_cast<uint8_t>(i * 37 % 251 & 0x3f);
+    std::vector<uint32_t> out(experts * outputs * inputs / (type == ActType::kF32 ? 1 : 2), 0xffffffffu);
+    a.packed = packed.data();
+    a.out = out.data();
+    launch_expand(a, form, experts, nullptr);
+    CHECK(std::count(out.begin(), out.end(), 0xffffffffu) == 0, "form %d: a number was not written",
+          static_cast<int>(form));
+}
+
 }  // namespace
 
 int main() {
@@ -126,5 +141,8 @@ int main() {
         for (const LayerShape& s : latents)
             for (ActType act : {ActType::kF32, ActType::kBF16})
                 for (int length : kLengths) attend_case(type, act, s, length, length % 2 ? 24 : 64);
+    for (int form = static_cast<int>(ops::WeightForm::int4); form <= static_cast<int>(ops::WeightForm::q6_k); ++form)
+        for (ActType act : kActs)
+            for (int outputs : {16, 33, 70}) expand_case(static_cast<ops::WeightForm>(form), act, 2, outputs, 1280);
     return report("device");
 }

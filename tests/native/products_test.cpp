@@ -85,6 +85,15 @@ void put_nibbles(std::vector<char>& to, const std::vector<int>& codes, int first
 void put_block(std::vector<char>& to, BlockType type, const std::vector<int>& numbers) {
     std::vector<int> codes;
     for (const int x : numbers) codes.push_back(x + (type == BlockType::q6_k ? 32 : type == BlockType::q8_0 ? 0 : 4));
+    if (type == BlockType::i8 || type == BlockType::nvfp4) {
+        put(to, 0), put(to, to_bf16(1));
+        if (type == BlockType::i8) return static_cast<void>(to.insert(to.end(), numbers.begin(), numbers.end()));
+        to.insert(to.end(), 2, 0x38);  // 1 as FP8
+        const int sizes[] = {0, 2, 4, 5, 6};
+        const auto code = [&](int x) { return (x < 0 ? 8 : 0) | sizes[std::abs(x)]; };
+        for (int i = 0; i < 32; i += 2) to.push_back(static_cast<char>(code(numbers[i]) | code(numbers[i + 1]) << 4));
+        return;
+    }
     if (type != BlockType::q6_k) put(to, kOne);
     if (type == BlockType::q8_0) to.insert(to.end(), codes.begin(), codes.end());
     if (type == BlockType::q4_1) put(to, kMinusFour), put_nibbles(to, codes, 0, 32);
@@ -223,8 +232,8 @@ int main() {
                     test_case({isa, Type::bf16, Type::bf16, form, inputs, 70, {}, rounded});
                 }
             }
-        for (const BlockType blocks :
-             {BlockType::q4_1, BlockType::q8_0, BlockType::q4_k, BlockType::q5_k, BlockType::q6_k}) {
+        for (const BlockType blocks : {BlockType::q4_1, BlockType::q8_0, BlockType::q4_k, BlockType::q5_k,
+                                       BlockType::q6_k, BlockType::nvfp4, BlockType::i8}) {
             for (const bool rounded : {false, true}) {
                 test_case({isa, Type::f32, Type::f32, form_of(blocks), 512, 70, blocks, rounded});
                 test_case({isa, Type::bf16, Type::bf16, form_of(blocks), 512, 70, blocks, rounded});

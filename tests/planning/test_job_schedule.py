@@ -70,12 +70,14 @@ def test_rotation_is_chosen_where_weights_dominate(job, slices, admission, sched
 
 
 def test_what_cannot_rotate_is_not_chosen(job):
-    four = team_of(4, Wishes(s_ranks=2))
+    four, on_gpu = team_of(4, Wishes(s_ranks=2)), team_of()
+    on_gpu.ranks[0].kv_device = "cuda:0"
     for options, team, why in (
         ({"shapes": []}, team_of(), "does not say the shapes of layers: calibrate again"),
         ({"prompts": ("-",)}, team_of(), "can be read only once"),
         ({"kv_swap": (f"host:{KV}",)}, team_of(), "expected --kv-swap of more than 1.25 times --kv-memory"),
         ({"ranks": 4}, four, "R-ranks serve several S-ranks"),
+        ({}, on_gpu, "what pages cost on GPUs is not measured"),
     ):
         schedule, said = _choice(job(WEIGHTS, **options), team)
         assert schedule == "fixed-f" and said.startswith("schedule: fixed-f, as ") and why in said

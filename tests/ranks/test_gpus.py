@@ -213,7 +213,7 @@ def test_an_engine_uses_its_gpu_before_all_else(monkeypatch):
 def test_a_kv_cache_uses_its_gpu_before_it_takes_memory(monkeypatch):
     calls = []
 
-    def kv_cache(*args):
+    def kv_cache(*args, **of_pages):
         calls.append(("memory", args[-1]))
         raise MemoryError
 

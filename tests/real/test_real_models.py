@@ -21,6 +21,7 @@ from hpcdecode.model.lower.few_bits import BY_INT8
 from tests.support.models import Attention, step
 from tests.support.parity import generated, greedy
 from tests.support.real_models import folder
+from tests.support.recorders import as_on_a_device
 
 MODELS = ("smol", "gemma")
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time there was a", "1, 2, 3, 4,", "Water")
@@ -64,6 +65,18 @@ def test_weights_of_gguf_files_stay_in_their_blocks(real_model, name):
         for m in models
     ]
     assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_a_device_expands_the_blocks_of_gguf_files(real_model, monkeypatch):
+    """With the kernels emulated: logits are those of dequantised weights to the bit, for half of their memory."""
+    file = real_model("smol").with_name("smol-packages") / "smol-whole.gguf"
+    as_on_a_device(monkeypatch)
+    models = [load_split(file, dtype="bfloat16", quantised=weights) for weights in (None, "auto")]
+    tokens = [(0, i, 37 * i % 40000 + 5) for i in range(6)]
+    one, other = (step(model, Attention(model), tokens, list(range(6))) for model in models)
+    assert torch.equal(one, other)
+    held = [sum(w.nbytes for part in m._slices.values() for s in part.stretches for w in s.weights) for m in models]
+    assert held[1] < 0.5 * held[0]
 
 
 def test_scores_are_those_of_transformers(real_model):

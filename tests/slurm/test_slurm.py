@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from itertools import pairwise
@@ -101,6 +103,59 @@ def test_srun_makes_one_world_of_its_tasks(cluster, folder, expected):
     assert rows(folder / "srun.h5") == first(expected, FEW)
     with h5py.File(folder / "srun.h5") as file:
         assert [rank["role"] for rank in json.loads(file.attrs["topology"])] == ["SR"] * 3
+
+
+# A heap of text with holes in it, as after the import of many modules.
+TEXT_ON_THE_HEAP = """
+import random
+texts = [bytes(random.choices(range(33, 127), k=size)) for size in (200, 300, 600, 900, 3000) for _ in range(800)]
+kept = texts[::2]
+del texts
+"""
+START = "from hpcdecode.ranks.launch import connect; print(connect().allreduce(1))"
+MANY_DEVICES = """
+mount -t sysfs sysfs /sys && ip link set lo up
+for i in $(seq 10); do
+    ip link add a$i type veth peer name b$i && ip addr add 10.77.$i.1/30 dev a$i && ip addr add 10.77.$i.2/30 dev b$i
+    ip link set a$i up && ip link set b$i up
+done
+exec "$@"
+"""
+STALE_MEMORY = """#!{python}
+import glob, os
+from hpcdecode.mpi.mpich import segment_names
+for name in segment_names(os.environ["SLURM_JOB_ID"] + ".0"):
+    for node in range(3):
+        with open(f"/dev/shm/{{name}}{{node}}", "wb") as file:
+            file.write(b"\\1" * (8 << 20))
+        os.utime(file.name, (1, 1))
+status = os.system("srun -K --mpi=pmi2 {python} -c '{start}'")
+left = [path for name in segment_names(os.environ["SLURM_JOB_ID"] + ".0") for path in glob.glob(f"/dev/shm/{{name}}*")]
+list(map(os.unlink, left))
+print("status", status, "left", len(left), flush=True)
+"""
+
+
+def test_ranks_meet_whatever_lies_on_their_heaps(cluster, folder):
+    """MPICH would publish it in lines that Slurm cuts, and the ranks would wait for ever."""
+    program = (sys.executable, "-c", TEXT_ON_THE_HEAP + START)
+    result = cluster("srun", "-K", "--mpi=pmi2", "-n", 3, *program, cwd=folder, timeout=60)
+    assert result.returncode == 0 and result.stdout.split() == ["3"] * 3, result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root, and ip to make devices")
+def test_ranks_meet_on_nodes_with_many_network_devices(cluster, folder):
+    program = ("unshare", "-n", "-m", "sh", "-c", MANY_DEVICES, "sh", sys.executable, "-c", START)
+    result = cluster("srun", "-K", "--mpi=pmi2", "-n", 3, *program, cwd=folder, timeout=60)
+    assert result.returncode == 0 and result.stdout.split() == ["3"] * 3, result.stderr
+
+
+def test_a_requeued_job_does_not_take_the_shared_memory_of_its_killed_run(cluster, folder):
+    script = folder / "stale.py"
+    script.write_text(STALE_MEMORY.format(python=sys.executable, start=START))
+    job = submit(cluster, folder, "--nodes=2", "--ntasks=3", "--output=stale.txt", script)
+    cluster.wait(job, "COMPLETED")
+    assert (folder / "stale.txt").read_text().split("\n")[-5:] == ["3", "3", "3", "status 0 left 0", ""]
 
 
 def test_a_step_without_pmi_is_named_and_writes_nothing(cluster, folder):

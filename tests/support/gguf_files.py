@@ -15,10 +15,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from tests.support.models import SHAPE
+
 EXPERT = re.compile(r"\.experts\.\d+\.")
 PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
 TURNED = re.compile(r"blk\.\d+\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight")
 POOL = 4096
+GPT_OSS = dict(**SHAPE, head_dim=32, num_local_experts=4, num_experts_per_tok=2, sliding_window=4)
+GPT_OSS["tie_word_embeddings"] = False
+GPT_OSS_VALUES = {  # metadata of that config
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": SHAPE["intermediate_size"],
+    "attention.sliding_window": 4,
+}
 KINDS = gguf.GGMLQuantizationType
 Kinds = Callable[[str], str]
 Extra = dict[str, torch.Tensor] | None
@@ -60,6 +70,47 @@ def stored(value: np.ndarray, kind: gguf.GGMLQuantizationType, rng: np.random.Ge
         return random_blocks(kind, value.shape, rng)
 
 
+def as_converted(given: dict[str, torch.Tensor], architecture: str) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint as llama.cpp's converter names, splits and shapes them before it looks up names."""
+    made = {}
+    for key, value in given.items():
+        stem, _, leaf = key.rpartition(".")
+        if architecture == "gpt-oss" and ".experts." in key:
+            leaf, bias = leaf.removesuffix("_bias"), leaf.endswith("_bias")
+            outputs = value if bias else value.mT
+            names = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else ("down_proj",)
+            for i, name in enumerate(names):
+                made[f"{stem}.{name}.{'bias' if bias else 'weight'}"] = outputs[:, i :: len(names)].contiguous()
+        elif leaf == "sinks":
+            made[f"{key}.weight"] = value
+        elif leaf == "e_score_correction_bias":
+            made[f"{stem}.e_score_correction.bias"] = value
+        else:
+            made[key] = value.squeeze(1) if key.endswith("conv.conv.weight") else value
+    return made
+
+
+def as_given(found: dict[str, torch.Tensor], architecture: str) -> dict[str, torch.Tensor]:
+    """The opposite."""
+    made = {}
+    for key, value in found.items():
+        stem, _, leaf = key.rpartition(".")
+        if architecture == "gpt-oss" and ".experts." in key:
+            layer, name = stem.rsplit(".", 1)
+            if name == "gate_proj":
+                value = torch.stack([value, found[f"{layer}.up_proj.{leaf}"]], 2).flatten(1, 2)
+            if name != "up_proj":
+                whole = f"{layer}.{'gate_up_proj' if name == 'gate_proj' else name}"
+                made[whole if leaf == "weight" else f"{whole}_bias"] = value.mT if leaf == "weight" else value
+        elif stem.endswith("sinks"):
+            made[stem] = value
+        elif stem.endswith("e_score_correction"):
+            made[f"{stem}_bias"] = value
+        else:
+            made[key] = value[:, None] if key.endswith("conv.conv.weight") else value
+    return {key: value.contiguous() for key, value in made.items()}
+
+
 def write(
     source: Path, folder: Path, architecture: str, kinds: Kinds, parts: int = 1, extra: Extra = None, **values: object
 ) -> Written:
@@ -76,7 +127,8 @@ def write(
     """
     config, rng = json.loads((source / "config.json").read_text()), np.random.default_rng(0)
     plain = Path(shutil.copytree(source, folder / "plain", dirs_exist_ok=True))
-    given, found = load_file(source / "model.safetensors"), dict[str, torch.Tensor]()
+    given = as_converted(load_file(source / "model.safetensors"), architecture)
+    found = dict[str, torch.Tensor]()
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.get("num_hidden_layers") or config["n_layer"])
     tensors: dict[str, list[str]] = {}
@@ -95,7 +147,8 @@ def write(
         row = name.endswith("ffn_gate_inp_shexp.weight")
         value = halves(value, heads[permuted[1]]) if permuted else value + 1 if added else value
         value = np.ascontiguousarray(value.T if turned else value[0] if row else value)
-        kind = KINDS[kinds(name) if value.ndim > 1 else "F32"]
+        whole = value.ndim == 1 or name.endswith(("shortconv.conv.weight", ".bias"))
+        kind = KINDS["F32" if whole else kinds(name)]
         made[name] = (stored(value, kind, rng), kind)
         value = gguf.quants.dequantize(*made[name]).reshape(value.shape).astype(np.float32)
         value = halves(value, heads[permuted[1]], back=True) if permuted else value - 1 if added else value
@@ -103,7 +156,7 @@ def write(
         for i, key in enumerate(keys):
             found[key] = torch.from_numpy(np.ascontiguousarray(value[i] if len(keys) > 1 else value)).clone()
     made |= {name: (value.float().numpy(), KINDS.F32) for name, value in (extra or {}).items()}
-    save_file(found, plain / "model.safetensors", {"format": "pt"})
+    save_file(as_given(found, architecture), plain / "model.safetensors", {"format": "pt"})
     for part in range(parts):
         name = f"model-{part + 1:05}-of-{parts:05}.gguf" if parts > 1 else "model.gguf"
         writer = gguf.GGUFWriter(folder / name, architecture)
@@ -133,9 +186,10 @@ def describe(writer: gguf.GGUFWriter, config: dict, architecture: str, source: P
     writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(config.get("intermediate_size") or 4 * hidden)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
-    if "rms_norm_eps" in config:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "attention.head_count_kv" not in values:
+        writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    if "rms_norm_eps" in config or architecture == "lfm2":
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     else:
         writer.add_layer_norm_eps(next(v for k, v in config.items() if k.endswith(("epsilon", "norm_eps"))))
     rope = config.get("rope_parameters") or {}
@@ -149,7 +203,9 @@ def describe(writer: gguf.GGUFWriter, config: dict, architecture: str, source: P
         writer.add_value_length(config["head_dim"])
     for key, value in values.items():
         name = f"{architecture}.{key}"
-        if isinstance(value, str):
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, str):
             writer.add_string(name, value)
         elif isinstance(value, float):
             writer.add_float32(name, value)

@@ -21,3 +21,9 @@ def about_mapping(address: int) -> dict[str, str]:
 def resident_bytes(address: int) -> int:
     """Return the bytes in memory of the mapping that an address lies in."""
     return int(about_mapping(address)["Rss"].split()[0]) << 10
+
+
+def resident() -> int:
+    """Return the bytes of this process that lie in memory."""
+    with open("/proc/self/smaps_rollup") as f:
+        return next(int(line.split()[1]) << 10 for line in f if line.startswith("Rss:"))

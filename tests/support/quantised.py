@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hpcdecode.model import load_split
+from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.checkpoint import open_checkpoint
 from hpcdecode.model.frontend.quantization import plain
 from hpcdecode.model.frontend.quantization.stated import read_scheme
@@ -98,8 +98,12 @@ def kept(path: Path, dtype: str, quantised: str = "auto") -> set[str | None]:
     rows = [(0, i, int(token)) for i, token in enumerate(TOKENS)]
     a, b = (step(m, Attention(m), rows, list(range(len(TOKENS)))) for m in (wanted, model))
     assert torch.equal(a, b)
-    bound = [stretch for one in model._slices.values() for stretch in one.stretches]
-    return {recipe.bits for stretch in bound for recipe in stretch.compiled.recipes if recipe.packed}
+    return set(forms(model))
+
+
+def forms(model: SplitModel) -> list[str | None]:
+    """Return the forms of all packed weights."""
+    return [r.bits for s in model._slices.values() for t in s.stretches for r in t.compiled.recipes if r.packed]
 
 
 def reference(path: Path) -> Tensor:

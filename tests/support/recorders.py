@@ -50,5 +50,5 @@ def as_on_a_device(monkeypatch, *, inductor=False):
     monkeypatch.setattr(
         bound_slice,
         "compile_graph",
-        lambda graph, _device, weights, _inductor, **kwargs: compile_graph(graph, device, inductor=inductor, **kwargs),
+        lambda graph, _, weights, _inductor, **kwargs: compile_graph(graph, device, weights, inductor, **kwargs),
     )

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+import torch
+
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import native_shapes
-from hpcdecode.attention.page_sizes import PageSizes
+from hpcdecode.attention.page_sizes import PageSizes, page_block_bytes
 from hpcdecode.attention.page_store import PageStore
 from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.system.swap_tiers import ALIGNMENT, FileTier, HostTier
@@ -20,11 +21,13 @@ from hpcdecode.system.swap_tiers import ALIGNMENT, FileTier, HostTier
 BLOCK_TOKENS = 64
 
 
-def sizes_of(shapes, kv_dtype, *, ranges, frames, blocks=1, window=2, journal=4 * ALIGNMENT) -> PageSizes:
-    """Return the smallest pages of at least so many blocks, with room for four records in their journals."""
-    native = native_shapes(shapes, _attn_cpu.LayerShape)
-    block = max(_attn_cpu.block_bytes([shape], kv_dtype, BLOCK_TOKENS)[0] for shape in native)
-    block = -(-block // 512) * 512
+def sizes_of(shapes, kv_dtype, *, ranges, frames, blocks=1, window=2, journal=4 * ALIGNMENT, device=False) -> PageSizes:
+    """Return the smallest pages of at least so many blocks, with room for four records in their journals.
+
+    With `device` they are those of the emulated one, which have no journals.
+    """
+    block = page_block_bytes(shapes, kv_dtype, BLOCK_TOKENS, torch.device("cpu") if device else None)
+    journal = 0 if device else journal
     unit = ALIGNMENT // math.gcd(ALIGNMENT, block)
     return PageSizes(len(shapes), block, -(-blocks // unit) * unit, ranges, frames, window, journal, BLOCK_TOKENS)
 
@@ -52,8 +55,8 @@ class FaultyTier(HostTier):
 
     fault, after = "", 0
 
-    def __init__(self, size, chunk_bytes):
-        super().__init__(size, chunk_bytes)
+    def __init__(self, size, chunk_bytes, allocate=None):
+        super().__init__(size, chunk_bytes, allocate)
         self._count, self._lock = 0, threading.Lock()
 
     def _fails(self, kind):

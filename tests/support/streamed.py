@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.rotating import RotatingKvCache
 from hpcdecode.attention.shapes import LayerShape
-from hpcdecode.attention.streamed import StreamedKvCache
 from tests.support.rotating import BLOCK_TOKENS
 
 SHAPES = [
@@ -25,19 +25,20 @@ class CachePair:
         streamed: KV cache that is larger than its memory.
         kv_dtype: Data type of K and V.
         dtype: Of rows.
+        plain: How to open the other one.
     """
 
     def __init__(
-        self, streamed: StreamedKvCache, kv_dtype: str, dtype: torch.dtype = torch.float32, seed: int = 0
+        self, streamed: RotatingKvCache, kv_dtype: str, dtype: torch.dtype = torch.float32, seed: int = 0, **plain
     ) -> None:
-        capacity = streamed.capacity_tokens
-        sizes = {"kv_dtype": kv_dtype, "capacity_tokens": capacity, "block_tokens": BLOCK_TOKENS}
-        plain = open_kv_cache(streamed.layers, **sizes, max_sequences=SLOTS, threads=2)
-        self.caches = plain, streamed
+        sizes = {"kv_dtype": kv_dtype, "capacity_tokens": streamed.capacity_tokens, "block_tokens": BLOCK_TOKENS}
+        plain = open_kv_cache(streamed.layers, **sizes, max_sequences=SLOTS, **(plain or {"threads": 2}))
+        self.caches, self.device = (plain, streamed), getattr(streamed, "device", "cpu")
         self.draw, self.dtype, self.held = np.random.default_rng(seed), dtype, {}
 
     def _rows(self, tokens, columns):
-        return torch.from_numpy(self.draw.standard_normal((tokens, columns), np.float32)).to(self.dtype)
+        rows = torch.from_numpy(self.draw.standard_normal((tokens, columns), np.float32))
+        return rows.to(self.device, self.dtype)
 
     def step(self, counts, appended=()):
         """Attend to so many new tokens by slot, after those of `appended` slots are only appended."""
@@ -62,9 +63,13 @@ class CachePair:
         tokens = [counts[slot] for slot in slots]
         qkv = self._rows(sum(tokens), shape.row_columns)
         sinks = torch.linspace(-1, 1, shape.q_heads) if shape.sinks else None
-        outs = [torch.full((sum(tokens), shape.out_columns), torch.nan, dtype=self.dtype) for _ in self.caches]
+        like = {"dtype": self.dtype, "device": self.device}
+        outs = [torch.full((sum(tokens), shape.out_columns), torch.nan, **like) for _ in self.caches]
         for cache, out in zip(self.caches, outs, strict=True):
             cache.attend(layer, slots, np.array(tokens, np.int32), qkv, out, sinks)
+        self.compare(outs)
+
+    def compare(self, outs):
         assert torch.equal(*outs) and not outs[0].isnan().any()
 
     def release(self, *slots):

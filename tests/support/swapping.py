@@ -82,8 +82,8 @@ class DelayedTiers:
 class TornTier(HostTier):
     """Memory that spoils, then refuses, some of what it is given."""
 
-    def __init__(self, size, chunk_bytes):
-        super().__init__(size, chunk_bytes)
+    def __init__(self, size, chunk_bytes, allocate=None):
+        super().__init__(size, chunk_bytes, allocate)
         self.writes = 0
 
     def write(self, chunk, data):

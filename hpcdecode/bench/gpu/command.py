@@ -21,6 +21,7 @@ from hpcdecode.bench.gpu.parts import PARTS
 from hpcdecode.bench.gpu.slices import slices, step_seconds
 from hpcdecode.bench.gpu.states import states
 from hpcdecode.bench.gpu.transfers import transfers
+from hpcdecode.bench.gpu.weights import LARGE, expanding
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, Workload, default_folder
 from hpcdecode.errors import UserError
@@ -33,7 +34,7 @@ from hpcdecode.system.sizes import parse_bytes
 
 _KV_DTYPES = ("bfloat16", "int8", "k8v4", "int4")
 _LANES = (1, 2)  # of jobs whose S-rank's idle share is told
-_FIGURES = ("attention", "latents", "states", "slices", "transfers", "jobs")
+_FIGURES = ("attention", "latents", "states", "weights", "slices", "transfers", "jobs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +88,7 @@ def _about(device: torch.device) -> dict[str, Any]:
 
 
 def _of_kv(args: argparse.Namespace, device: torch.device) -> Iterator[Case]:
-    """Yield the figures of KV caches and states."""
+    """Yield the figures of KV caches, states and weights."""
     given = device, args.batch[0], args.context, args.kv_dtype, args.passes
     if "attention" in args.only:
         yield from attention(*given)
@@ -95,6 +96,8 @@ def _of_kv(args: argparse.Namespace, device: torch.device) -> Iterator[Case]:
         yield from latents(*given)
     if "states" in args.only:
         yield from states(device, args.batch[0], args.passes)
+    if "weights" in args.only:
+        yield from expanding(device, LARGE, args.passes)
 
 
 def _of_models(args: argparse.Namespace, device: torch.device) -> Iterator[Case]:

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import traceback
+from collections.abc import Iterable
 
 import torch
 
@@ -18,6 +19,7 @@ from hpcdecode.bench.gpu.jobs import Arrangement, by_transformers, jobs, worlds
 from hpcdecode.bench.gpu.slices import slices, step_seconds
 from hpcdecode.bench.gpu.states import states
 from hpcdecode.bench.gpu.transfers import transfers
+from hpcdecode.bench.gpu.weights import LARGE, expanding
 from hpcdecode.bench.workload import Workload, checkpoint
 from hpcdecode.exchange.device import CudaCopies
 from hpcdecode.model import SplitModel, load_split
@@ -47,7 +49,10 @@ def attention_rates(on: Conditions, findings: Findings) -> None:
 
 
 def slice_times(on: Conditions, findings: Findings) -> None:
-    """Measure slices, plain and compiled, launched and recorded, against bare GEMMs; check the best of each size."""
+    """Measure slices, plain and compiled, launched and recorded, against bare GEMMs; check the best of each size.
+
+    With weights in few bits, too.
+    """
     site, best = Site(on.work, on.model), dict.fromkeys(() if on.emulated else _OF_PRODUCTS, 0.0)
     for inductor in (False,) if on.emulated else (False, True):
         model, name = _loaded(on, inductor), "compiled slices" if inductor else "slices"
@@ -63,9 +68,22 @@ def slice_times(on: Conditions, findings: Findings) -> None:
                 findings.note(f"{name} as CUDA graphs, {batch} sequences", traceback.format_exc())
         del model
         _free()
+    _few_bits(on, site, best, findings)
     for batch, ratio in best.items():
         least = _OF_PRODUCTS[batch]
         findings.check(f"slices, the best, {batch} sequences", f">= {least} of bare products", ratio, ratio >= least)
+
+
+def _few_bits(on: Conditions, site: Site, batches: Iterable[int], findings: Findings) -> None:
+    """Measure how fast weights in few bits are expanded, and slices that do so."""
+    size, passes = ((96, 512), 1) if on.emulated else (LARGE, _PASSES)
+    findings.figures_of(expanding(on.device, size, passes))
+    if not on.emulated:
+        model = _loaded(on, False, "int4")
+        for batch in batches:
+            findings.figures_of(slices(model, site.shape, batch, passes, "slices, int4 weights"))
+        del model
+        _free()
 
 
 def transfer_times(on: Conditions, findings: Findings) -> None:
@@ -126,8 +144,9 @@ def compiling(on: Conditions, findings: Findings) -> None:
     findings.check("second start, of the first", f"<= {_FASTER}", share, share <= _FASTER)
 
 
-def _loaded(on: Conditions, inductor: bool) -> SplitModel:
-    return load_split(checkpoint(on.work, on.model), dtype="bfloat16", device=on.device, inductor=inductor)
+def _loaded(on: Conditions, inductor: bool, weights: str | None = None) -> SplitModel:
+    directory = checkpoint(on.work, on.model)
+    return load_split(directory, dtype="bfloat16", device=on.device, inductor=inductor, quantised=weights)
 
 
 def _free() -> None:

@@ -24,6 +24,9 @@ VOCABULARY_FILES = (
     ("tekken.json",),
 )
 
+# What AutoTokenizer reads of a config. The class of all configs refuses rotary scaling, as it has no length to scale.
+OF_TOKENIZERS = ("model_type", "model_name", "tokenizer_class", "architectures", "auto_map")
+
 
 def load_backend(folder: Path) -> Backend:
     """Return transformers' tokenizer of the model directory `folder`.
@@ -39,7 +42,8 @@ def load_backend(folder: Path) -> Backend:
     options: dict[str, Any] = {}
     if stated.get("tokenizer_class") and "auto_map" not in stated:
         with quiet():
-            options["config"] = PreTrainedConfig.from_pretrained(folder)
+            known = read_json(folder / "config.json")
+            options["config"] = PreTrainedConfig(**{name: known[name] for name in OF_TOKENIZERS if name in known})
     load: Callable[..., Backend] = AutoTokenizer.from_pretrained
     backend = load(str(folder), local_files_only=True, trust_remote_code=False, **options)
     if not backend.chat_template:  # of models with towers the processor may have it

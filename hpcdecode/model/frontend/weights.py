@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.gguf.experts import InterleavedExperts
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor
 from hpcdecode.model.frontend.held import NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
@@ -126,7 +127,7 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
     def _by_expert(self, source: str) -> bool:
         """Return whether a weight is read an expert at a time: if each has tensors of its own, or all are computed."""
         tensor = self._tensors.get(self._sources.keys.get(source, ""))
-        of_all = isinstance(tensor, DequantisedTensor) and len(tensor.shape) == 3
+        of_all = isinstance(tensor, DequantisedTensor | InterleavedExperts) and len(tensor.shape) == 3
         return source in self._sources.stacks or of_all
 
     def _experts(self, key: WeightKey, blocks: str | None = None) -> Stack:
@@ -176,7 +177,7 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
 
     def _matrices(self, source: str) -> Callable[[int], tuple[Tensor, ...]]:
         tensor = self._tensors[self._sources.keys[source]]
-        assert isinstance(tensor, DequantisedTensor), "others are one tensor already"
+        assert isinstance(tensor, DequantisedTensor | InterleavedExperts), "others are one tensor already"
         matrix = tensor.matrices()
         return lambda e: (matrix(e),)
 

@@ -50,14 +50,20 @@ class Compiled:
     recipes: Sequence[Recipe]
     by_torch: bool = False
 
-    def weights(self, read: ReadWeight, memory: WeightMemory = PRIVATE) -> tuple[Tensor | Stack, ...]:
+    def weights(
+        self, read: ReadWeight, memory: WeightMemory = PRIVATE, device: torch.device | None = None
+    ) -> tuple[Tensor | Stack, ...]:
         """Return the weights of one slice as `run` takes them.
 
         Args:
             read: Returns a weight that the slice's graph named, by number.
-            memory: Where to put packed weights.
+            memory: Where to put packed weights of CPUs.
+            device: Device of the slice; None for the CPU.
         """
-        return tuple(make_weight(recipe, read, memory) for recipe in self.recipes)
+        if device is None or device.type == "cpu":
+            return tuple(make_weight(recipe, read, memory) for recipe in self.recipes)
+        made = (make_weight(recipe, read) for recipe in self.recipes)
+        return tuple(weight if isinstance(weight, Stack) else weight.to(device) for weight in made)
 
 
 def compile_graph(
@@ -80,9 +86,9 @@ def compile_graph(
         rows: Number of its first results that are to lie side by side.
     """
     if inductor:
-        return compile_by_torch(graph, rows)
+        return compile_by_torch(graph, rows, weights if device.type != "cpu" else NOTHING, ends=ends)
     if device.type != "cpu":
-        return compile_merged(graph, rows)
+        return compile_merged(graph, rows, weights, ends=ends)
     made = copied(graph)
     without_complex(made)
     recipes = merge_projections(made, weights, ends=ends)
@@ -98,7 +104,7 @@ def compile_graph(
     return runnable(fused, recipes)
 
 
-def compile_merged(graph: fx.Graph, rows: int = 0) -> Compiled:
+def compile_merged(graph: fx.Graph, rows: int = 0, weights: Quantised = NOTHING, *, ends: bool = True) -> Compiled:
     """Return what runs a graph operator by operator, on any device, with as few of them as torch has.
 
     The projections of one input are one GEMM, and a norm is one operator.
@@ -106,26 +112,30 @@ def compile_merged(graph: fx.Graph, rows: int = 0) -> Compiled:
     Args:
         graph: As `compile_graph` takes it.
         rows: Number of its first results that are to lie side by side.
+        weights: What the weights of projections are packed as; int8 is left out.
+        ends: Whether the slice ends with it.
     """
-    made, recipes = _merged(graph, rows)
+    made, recipes = _merged(graph, rows, weights, ends=ends)
     fuse_norms(made)
     return runnable(made, recipes)
 
 
-def compile_by_torch(graph: fx.Graph, rows: int = 0) -> Compiled:
-    """Return what runs a graph with its element-wise work fused by torch's compiler.
+def compile_by_torch(graph: fx.Graph, rows: int = 0, weights: Quantised = NOTHING, *, ends: bool = True) -> Compiled:
+    """Return what runs a graph as `compile_merged` has it, with its element-wise work fused by torch's compiler.
 
     The first call compiles, and the second once more, for any number of tokens. The results are kept beside the
     traces.
     """
-    merged = runnable(*_merged(graph, rows))
+    merged = runnable(*_merged(graph, rows, weights, ends=ends))
     return replace(merged, run=compiled_by_torch(merged.run), by_torch=True)
 
 
-def _merged(graph: fx.Graph, rows: int) -> tuple[fx.Graph, Sequence[Recipe]]:
+def _merged(
+    graph: fx.Graph, rows: int, weights: Quantised = NOTHING, *, ends: bool = True
+) -> tuple[fx.Graph, Sequence[Recipe]]:
     """Return a graph with one GEMM for the projections of one input, and the recipes of its weights."""
     made = copied(graph)
-    recipes = merge_plainly(made)
+    recipes = merge_plainly(made, weights, ends=ends)
     if rows > 1:
         join_rows(made, rows)
     for node in made.nodes:

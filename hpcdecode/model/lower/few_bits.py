@@ -9,10 +9,11 @@
 Weights of bfloat16 and float16 are forms, too, where activations are float32: they keep their numbers.
 
 Blocks of GGUF files are packed as they are. Their forms have the names of their types: codes of 4 or 8 bits, times
-float16 scales, or for Q4_K, Q5_K and Q6_K times scales of two levels.
+float16 scales, or for Q*_K and IQ4_XS times scales of two levels. So are the blocks that weights of bitsandbytes
+and of NVFP4 become (frontend/quantization/blocks.py).
 
-Activations may be rounded to int8 for GEMMs by all of them but fp8, bfloat16 and float16. Those forms have names of
-their own, BY_INT8.
+Activations may be rounded to int8 for GEMMs by all of them but EXACT_ROWS, bfloat16 and float16. Those forms have names
+of their own, BY_INT8.
 
 Other weights are rounded to the nearest codes. Those of a quantised checkpoint were codes times scales before they were
 read, rounded to the model's dtype. For them the scales are looked for that give the same numbers, bit for bit.
@@ -45,7 +46,7 @@ class FewBits(NamedTuple):
         scale_bytes: Bytes of a group's scales.
         code_bits: Bits of a code.
         on_grid: Whether the weights were in this form before they were read.
-        block: What GGUF calls the blocks that hold the weights, or None.
+        block: The blocks that hold the weights, one of BLOCKS, or None.
         rounded: Whether GEMMs round activations to int8, with a scale for 32 inputs of a token.
     """
 
@@ -84,7 +85,7 @@ class FewBits(NamedTuple):
 
         Args:
             made: The memory, uint8.
-            parts: Parts [out_i, in] of the weight, float32 or bfloat16; of blocks uint8 [out_i, bytes].
+            parts: Parts [out_i, in] of the weight, float32 or bfloat16, of any device; of blocks uint8 [out_i, bytes].
             bias: Bias float32 [out].
             in_turn: Rows that each part gives before the next part does, or None for all.
 
@@ -92,9 +93,9 @@ class FewBits(NamedTuple):
             The number of groups whose scales were looked for and not found.
         """
         as_stored = HALVES.get(self.native)
-        rows = [p.to(as_stored or p.dtype).contiguous() for p in parts]
+        rows = [p.to("cpu", as_stored or p.dtype).contiguous() for p in parts]
         places = [(p.data_ptr(), p.stride(0) * p.element_size(), len(p)) for p in rows]
-        bias, inputs, whole = bias.contiguous(), self.inputs(rows[0]), sum(map(len, rows))
+        bias, inputs, whole = bias.cpu().contiguous(), self.inputs(rows[0]), sum(map(len, rows))
         threads = torch.get_num_threads()
         if as_stored is not None:
             pack_weights(places, [bias.data_ptr()], self.words(inputs), in_turn or whole, made.data_ptr(), threads)
@@ -127,14 +128,22 @@ OF_BLOCKS = {
     "Q4_1": FewBits(WeightForm.q4_1, 32, 4, 4),
     "Q5_0": FewBits(WeightForm.q8_0, 32, 2, 8),
     "Q8_0": FewBits(WeightForm.q8_0, 32, 2, 8),
+    "Q2_K": FewBits(WeightForm.q2_k, 256, 36, 4),
+    "Q3_K": FewBits(WeightForm.q3_k, 256, 18, 4),
     "Q4_K": FewBits(WeightForm.q4_k, 256, 20, 4),
     "Q5_K": FewBits(WeightForm.q5_k, 256, 20, 8),
     "Q6_K": FewBits(WeightForm.q6_k, 256, 18, 8),
+    "IQ4_NL": FewBits(WeightForm.iq4_nl, 32, 2, 4),
+    "IQ4_XS": FewBits(WeightForm.iq4_xs, 256, 18, 4),
+    "i8": FewBits(WeightForm.i8, 128, 4, 8),
+    "nf4": FewBits(WeightForm.nf4, 64, 4, 4),
+    "nvfp4": FewBits(WeightForm.nvfp4, 256, 20, 4),
 }
 HALVES = {WeightForm.bf16: torch.bfloat16, WeightForm.f16: torch.float16}
 AS_STORED = {BFLOAT16: FewBits(WeightForm.bf16, 32, 0, 16), FLOAT16: FewBits(WeightForm.f16, 32, 0, 16)}
+EXACT_ROWS = (WeightForm.fp8, WeightForm.q2_k, WeightForm.nf4)  # whose GEMMs take no rows rounded to int8
 EXACT = {**FORMS, **GRIDS, **AS_STORED, **{name: form._replace(block=name) for name, form in OF_BLOCKS.items()}}
-BY_INT8 = {name: f"{name} by int8" for name, form in EXACT.items() if form.native not in (WeightForm.fp8, *HALVES)}
+BY_INT8 = {name: f"{name} by int8" for name in (*FORMS, *GRIDS, *OF_BLOCKS) if EXACT[name].native not in EXACT_ROWS}
 ALL_FORMS = {**EXACT, **{own: EXACT[name]._replace(rounded=True) for name, own in BY_INT8.items()}}
 
 

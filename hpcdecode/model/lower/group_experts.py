@@ -7,6 +7,7 @@ and the next projection by the same experts does too. Everything else gets them 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +20,9 @@ from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int, as_node
 from hpcdecode.model.frontend.whole_experts import by_rows, experts_of
+from hpcdecode.model.lower.expanded import expandable, expanded_weight
 from hpcdecode.model.lower.grouped_products import EXPERT_ORDER, EXPERT_PRODUCT, ROWS_BY_TOKEN
+from hpcdecode.model.lower.projections import Projection, expert_projection
 from hpcdecode.model.lower.weight_graph import WeightGraph
 
 aten = torch.ops.aten
@@ -49,9 +52,14 @@ class RowOrder(NamedTuple):
     ends: fx.Node
 
 
-def group_experts(made: WeightGraph) -> None:
-    """Replace projections by experts and updates by adapters in a graph, in place."""
-    ExpertGrouper(made).run()
+def group_experts(made: WeightGraph, quantised: Callable[[Projection], str | None] = lambda _: None) -> None:
+    """Replace projections by experts and updates by adapters in a graph, in place.
+
+    Args:
+        made: The graph.
+        quantised: Returns what the weights of a projection are in few bits, one of ALL_FORMS, or None.
+    """
+    ExpertGrouper(made, quantised).run()
 
 
 class ExpertGrouper:
@@ -59,10 +67,11 @@ class ExpertGrouper:
 
     Args:
         made: The graph.
+        quantised: Returns what the weights of a projection are in few bits, one of ALL_FORMS, or None.
     """
 
-    def __init__(self, made: WeightGraph):
-        self._made = made
+    def __init__(self, made: WeightGraph, quantised: Callable[[Projection], str | None]):
+        self._made, self._quantised = made, quantised
         self._orders: dict[ChosenFrom, RowOrder] = {}
         self._sorted: dict[fx.Node, ChosenFrom] = {}
         self._by_token: dict[fx.Node, fx.Node] = {}
@@ -89,11 +98,19 @@ class ExpertGrouper:
         if not is_sorted:
             self._restore(node)
         about = tensor_meta(node)
-        product = self._product(node.args[0], by, (weight, bias, transposed, is_sorted), about)
-        if weight in self._made.recipes:
+        if (expanded := self._expanded(node)) is not None:
+            weight, transposed = expanded, False
+        elif weight in self._made.recipes:
             self._made.recipes[weight] = replace(self._made.recipes[weight], form="experts")
+        product = self._product(node.args[0], by, (weight, bias, transposed, is_sorted), about)
         node.replace_all_uses_with(product)
         self._made.graph.erase_node(node)
+
+    def _expanded(self, node: fx.Node) -> fx.Node | None:
+        """Return the node of expanded weights in few bits of a projection by experts, or None if they are in none."""
+        p = expert_projection(node, self._made.recipes)
+        bits = None if p is None else expandable(p, self._quantised(p))
+        return None if p is None or bits is None else expanded_weight(self._made, [p], bits)
 
     def _product(self, x: Argument, by: ChosenFrom, weights: tuple[Argument, ...], about: Meta) -> fx.Node:
         product = self._made.call(EXPERT_PRODUCT, (x, *self._order(by), *weights), about)

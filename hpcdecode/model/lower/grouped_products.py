@@ -10,21 +10,18 @@ pair order[i]. Those whose expert has no weights here lie behind the others, and
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hpcdecode.model.lower.expert_blocks import by_blocks
+from hpcdecode.model.lower.operators import define
 
 BEHIND = 0x7FFF  # mask of keys: a number below 0 becomes one behind those of all experts
 ALIGNED = 8  # bfloat16 numbers in 16 bytes, to which grouped_mm wants rows and matrices aligned
 MOST_GROUPS = 1023
 CAPABLE = (9, 10)  # major compute capabilities on which grouped_mm reads nothing back
-
-_library = torch.library.Library("hpcdecode", "FRAGMENT")
 
 
 def expert_order(expert: Tensor, experts: int, first: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,32 +132,16 @@ def _multiplied(
     return x.new_empty(*order.shape, weight.shape[2 if transposed else 1])
 
 
-def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Define an operator of torch, and return it.
-
-    Args:
-        schema: Its name, arguments and results.
-        run: What computes its results, on any device.
-        fake: What returns empty tensors like its results.
-    """
-    name = schema.partition("(")[0]
-    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"hpcdecode::{name}", fake, lib=_library)
-    made: Callable[..., Any] = getattr(torch.ops.hpcdecode, name).default
-    return made
-
-
-EXPERT_ORDER = _define(
+EXPERT_ORDER = define(
     "expert_order(Tensor expert, int experts, int first) -> (Tensor, Tensor, Tensor)", expert_order, _ordered
 )
-EXPERT_PRODUCT = _define(
+EXPERT_PRODUCT = define(
     "expert_product(Tensor x, Tensor chosen, Tensor order, Tensor ends, Tensor weight, Tensor? bias, bool transposed, "
     "bool is_sorted) -> Tensor",
     expert_product,
     _multiplied,
 )
-ROWS_BY_TOKEN = _define(
+ROWS_BY_TOKEN = define(
     "rows_by_token(Tensor rows, Tensor order, Tensor ends, bool whole) -> Tensor",
     rows_by_token,
     lambda rows, *_: rows.new_empty(rows.shape),

@@ -21,6 +21,7 @@ from hpcdecode.model.frontend.nodes import as_node, results
 from hpcdecode.model.frontend.rows import packed_linear
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.adapters import low_rank, update_size, updated
+from hpcdecode.model.lower.expanded import expandable, expanded_weight
 from hpcdecode.model.lower.experts import ExpertPacker
 from hpcdecode.model.lower.few_bits import ALL_FORMS, BY_INT8, NOTHING, Quantised
 from hpcdecode.model.lower.group_experts import group_experts
@@ -56,13 +57,13 @@ def merge_projections(graph: fx.Graph, weights: Quantised = NOTHING, *, ends: bo
     return ProjectionMerger(graph, weights, ends).run()
 
 
-def merge_plainly(graph: fx.Graph) -> list[Recipe]:
-    """Merge the projections of a graph in place for any device; else as `merge_projections`, with nothing quantised.
+def merge_plainly(graph: fx.Graph, weights: Quantised, *, ends: bool) -> list[Recipe]:
+    """Merge the projections of a graph in place for any device, by GEMMs of torch; else as `merge_projections`.
 
-    Results of a merged projection are views of columns, which lie in the order in which the graph first needs them:
-    those of q, then of k, then of v.
+    Weights in few bits are expanded when they are needed. Results of a merged projection are views of columns, which
+    lie in the order in which the graph first needs them: those of q, then of k, then of v.
     """
-    return ProjectionMerger(graph, NOTHING, ends=False).run_plain()
+    return ProjectionMerger(graph, weights, ends).run_plain()
 
 
 class ProjectionMerger:
@@ -93,16 +94,18 @@ class ProjectionMerger:
     def run_plain(self) -> list[Recipe]:
         """Merge siblings as `run` does, by torch's own GEMM over their weights one below the other; group experts."""
         self._widen()
-        for group in self._siblings().values():
-            if len(group) > 1:
-                self._merge_plain(_read_by(group[0]), group)
-        group_experts(self._made)
+        for key, group in self._siblings().items():
+            bits = expandable(group[0], key.weights)
+            if len(group) > 1 or bits:
+                self._merge_plain(_read_by(group[0]), group, bits)
+        group_experts(self._made, self._quantised)
         return self._made.finish()
 
-    def _merge_plain(self, x: fx.Node, group: list[Projection]) -> None:
+    def _merge_plain(self, x: fx.Node, group: list[Projection], bits: str | None) -> None:
         biases = self._made.biases(group)
         with self.graph.inserting_before(group[0].node):
-            weights = (self._weight(group, "plain"), *([self._made.input(Recipe(biases))] if biases else []))
+            weight = expanded_weight(self._made, group, bits) if bits else self._weight(group, "plain")
+            weights = (weight, *([self._made.input(Recipe(biases))] if biases else []))
             whole = self._made.call(aten.linear.default, (x, *weights), _whole(group))
             self._replace(group, whole, lambda part, p: updated(self._made, part, p, packed=False))
 

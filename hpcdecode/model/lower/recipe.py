@@ -96,7 +96,7 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
 
 
 def _in_blocks(recipe: Recipe) -> bool:
-    """Return whether a recipe's weight is packed from blocks of a GGUF file."""
+    """Return whether a recipe's weight is packed from blocks."""
     return recipe.bits is not None and ALL_FORMS[recipe.bits].block is not None
 
 

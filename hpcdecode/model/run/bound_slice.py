@@ -65,6 +65,7 @@ class CompiledSlice:
     """
 
     def __init__(self, graph: fx.Graph, device: torch.device, weights: Quantised, inductor: bool, rows: int):
+        self._device = device
         cut = stretches_of(graph)
         ends = (s is cut[-1] for s in cut)
         made = (
@@ -84,13 +85,13 @@ class CompiledSlice:
 
         Args:
             read: Returns a weight that the slice's graph names, by number.
-            memory: Where to put packed weights.
+            memory: Where to put packed weights of CPUs.
         """
 
         def reader(stretch: Stretch) -> ReadWeight:
             return lambda number, blocks=False: read(stretch.weights[number], blocks)
 
-        return BoundSlice([BoundStretch(s, c, c.weights(reader(s), memory)) for s, c in self._stretches])
+        return BoundSlice([BoundStretch(s, c, c.weights(reader(s), memory, self._device)) for s, c in self._stretches])
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from hpcdecode.attention.base import isa
+from hpcdecode.attention.cuda import HOW_TO_BUILD, built
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.absorb import absorb
 from hpcdecode.model.frontend.adapters import add_adapters, is_turned
@@ -18,8 +19,8 @@ from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import holds_weights, open_checkpoint
 from hpcdecode.model.frontend.choose import has_indexers, join_indexers, leave_out_indexers
 from hpcdecode.model.frontend.config import ModelFacts, config_file, stated_config, stated_dtype
+from hpcdecode.model.frontend.gguf.checkpoint import open_gguf
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
-from hpcdecode.model.frontend.gguf.tensors import open_gguf
 from hpcdecode.model.frontend.lora import merged
 from hpcdecode.model.frontend.mapped import MappedFile
 from hpcdecode.model.frontend.meta import tensor_meta
@@ -39,6 +40,7 @@ from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.cuda_graphs import GraphRecorder
 from hpcdecode.model.run.split_model import AUTO, SplitModel
 from hpcdecode.model.run.stages import stages_of
+from hpcdecode.model.run.values import takes_form
 from hpcdecode.requests.adapters import adapters_problem
 from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
@@ -122,7 +124,7 @@ def load_split(
         dtype: Type of activations, as `parse_dtype` takes it.
         device: Device that runs the slices.
         weights: Bind the weights. Without them only shapes can be asked for.
-        quantised: What the weights of projections are quantised to on CPUs: int8 (see quantize.py) or one of
+        quantised: What the weights of projections are quantised to: on CPUs int8 (see quantize.py), or one of
             few_bits.FORMS. None for nothing, AUTO for what they are in the checkpoint, if that holds the same numbers.
         inductor: Let torch's compiler compile the slices.
         announce: Log that a trace is being made, if that takes long, and what of the model cannot be used.
@@ -220,20 +222,29 @@ def open_plain(
 
 def require_quantised(weights: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UserError if the device has no GEMMs of such weights and activations of `dtype`."""
-    if device.type != "cpu":
+    name = str(dtype).removeprefix("torch.")
+    if device.type == "cpu" and weights in FORMS:
+        if not takes_form(weights, dtype, device):
+            raise UserError(
+                f"--weights {weights}: expected a CPU with AVX2 or AVX-512, and float32 or bfloat16, "
+                f"got {isa()} and {name}; leave it out"
+            )
+    elif device.type == "cpu":
+        if not quantize.exact():
+            raise UserError(
+                "--weights int8: expected a CPU with AVX2 or int8 products (VNNI), this one has neither; leave it out"
+            )
+    elif weights not in FORMS:
         raise UserError(
             f"--weights {weights}: expected S-ranks on CPUs, got {device.type}; add --device cpu, or leave it out"
         )
-    if weights in FORMS:
-        if not packed_weights.packs(dtype, weights):
-            raise UserError(
-                f"--weights {weights}: expected a CPU with AVX2 or AVX-512, and float32 or bfloat16, "
-                f"got {isa()} and {str(dtype).removeprefix('torch.')}; leave it out"
-            )
-    elif not quantize.exact():
+    elif not built():
         raise UserError(
-            "--weights int8: expected a CPU with AVX2 or int8 products (VNNI), this one has neither; leave it out"
+            f"--weights {weights}: expected an hpcdecode that was built with CUDA, got one without; {HOW_TO_BUILD}, "
+            "or leave it out"
         )
+    elif not takes_form(weights, dtype, device):
+        raise UserError(f"--weights {weights}: expected float32 or bfloat16, got {name}; leave it out")
 
 
 def require_int8_activations(device: torch.device, dtype: torch.dtype) -> None:

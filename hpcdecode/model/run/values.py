@@ -13,6 +13,7 @@ from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
+from hpcdecode.model.lower.expanded import expands
 from hpcdecode.model.lower.packed_weights import packs
 from hpcdecode.model.lower.recipe import ReadWeight, as_tensor
 
@@ -89,6 +90,11 @@ class Values:
         return value
 
 
+def takes_form(bits: str, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether slices on a device take weights in a form, one of ALL_FORMS, beside activations of `dtype`."""
+    return packs(dtype, bits) if device.type == "cpu" else expands(bits, 0, dtype)
+
+
 def came_in(values: Values, weights: Sequence[fx.Node], device: torch.device, dtype: torch.dtype) -> tuple[Held, ...]:
     """Return what each weight came in, if there are GEMMs of it: its blocks, the grid of few bits, bfloat16, or None.
 
@@ -98,11 +104,9 @@ def came_in(values: Values, weights: Sequence[fx.Node], device: torch.device, dt
         device: Device of the slices.
         dtype: Of activations.
     """
-    if device.type != "cpu":
-        return (NOT_HELD,) * len(weights)
 
     def form(name: str | None) -> str | None:
         known = name if name is None or name in (*AS_STORED, *BLOCKS) else f"{name} grid"
-        return known if known is not None and packs(dtype, known) else None
+        return known if known is not None and takes_form(known, dtype, device) else None
 
     return tuple(Held(*map(form, names)) for names in values.few_bits(weights))

@@ -13,14 +13,14 @@ from hpcdecode.model.frontend.config import stated_config
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.model.frontend.quantization.stated import read_scheme
 from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS
-from hpcdecode.model.lower.packed_weights import packs
 from hpcdecode.model.run.load import open_plain
 from hpcdecode.model.run.split_model import AUTO
+from hpcdecode.model.run.values import takes_form
 
 BITS = {"int8": 8.0, **{name: form.bits for name, form in ALL_FORMS.items()}}  # of a weight
 
 
-def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None) -> int:
+def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None, device: str = "cpu") -> int:
     """Return the bytes of a checkpoint's tensors, 0 if it has none; only the headers of its files are read.
 
     Args:
@@ -28,6 +28,7 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
         dtype: Dtype of the weights that are not quantised.
         quantised: What projections are quantised to, as `load_split` takes it. All matrices, of experts too, but those
             with as many rows as the vocabulary count as projections.
+        device: Of the slices.
 
     Raises:
         UserError: If the checkpoint is incomplete or damaged.
@@ -42,7 +43,8 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None)
         name = quantised
         if name == AUTO:
             name = tensor.few_bits().either
-        held = name in ALL_FORMS and packs(dtype, name) and _takes_few_bits(tensor.shape, vocabulary)
+        takes = name in ALL_FORMS and takes_form(name, dtype, torch.device(device))
+        held = takes and _takes_few_bits(tensor.shape, vocabulary)
         each = BITS[name] if name == "int8" or (name is not None and held) else 8.0 * dtype.itemsize
         bits += each * math.prod(tensor.shape)
     return int(bits / 8)

@@ -51,6 +51,21 @@ struct NibbleVectors : ByteProducts {
     }
 };
 
+// Codes of 4 bits of a table, as signed numbers: their magnitudes by inputs that take their signs.
+// scales: Of an output, for 32 inputs. at_once: Times whose products a sum of 16 bits takes.
+template <const int8_t (&table)[16], int scales, int at_once>
+struct TableVectors : NibbleVectors {
+    static constexpr int kScales = scales, kAtOnce = at_once;
+
+    static __m256i at(const char* block, int time, int vector) {
+        const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(numbers), NibbleVectors::at(block, time, vector));
+    }
+    static __m256i add(__m256i sum, __m256i codes, __m256i x) {
+        return NibbleVectors::add(sum, _mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+    }
+};
+
 // Codes of MXFP4: of 8 outputs each, 4 inputs at a time. They are shown as twice their number, plus 12, so a sum of
 // 16 bits has 8 products of at most 24 * 127.
 struct Fp4Vectors : ByteProducts {

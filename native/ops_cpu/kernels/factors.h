@@ -1,4 +1,4 @@
-// The factors of weights in few bits, expanded by AVX2. The numbers are those that weight_form.h describes.
+// Codes of weights in few bits, and their scales, expanded to factors by AVX2.
 #pragma once
 #include <immintrin.h>
 
@@ -30,11 +30,11 @@ inline __m256 powers_at(const char* p) {
 // Returns -(a * b).
 inline __m256 negative(__m256 a, __m256 b) { return _mm256_sub_ps(_mm256_set1_ps(-0.0f), _mm256_mul_ps(a, b)); }
 
-// Scales of two levels; products of theirs are exact.
-template <class Layout>
+// Scales of two levels, of `inputs` each; products of theirs are exact.
+template <class Layout, int64_t inputs = kBlockInputs>
 Affine levels(const char* scales, int64_t input) {
     scales = scales_of<Layout>(scales, input);
-    const char* own = scales + 4 * kHalf + input % Layout::kGroup / kBlockInputs * 2 * kHalf;
+    const char* own = scales + 4 * kHalf + input % Layout::kGroup / inputs * 2 * kHalf;
     const auto whole = [](const char* p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight_at(p))); };
     Affine by;
     for (int upper = 0; upper < 2; ++upper) {
@@ -42,6 +42,31 @@ Affine levels(const char* scales, int64_t input) {
         by.start[upper] = negative(halves_at(scales, kHalf + upper * kEight), whole(own + kHalf + upper * kEight));
     }
     return by;
+}
+
+// The same without starts, with signed scales of the 16 inputs from `input` on.
+template <class Layout>
+Affine signed_levels(const char* scales, int64_t input) {
+    scales = scales_of<Layout>(scales, input);
+    const char* own = scales + 2 * kHalf + input % Layout::kGroup / kHalf * kHalf;
+    Affine by;
+    for (int upper = 0; upper < 2; ++upper) {
+        const __m256i whole = _mm256_cvtepi8_epi32(eight_at(own + upper * kEight));
+        by.scale[upper] = _mm256_mul_ps(halves_at(scales, upper * kEight), _mm256_cvtepi32_ps(whole));
+        by.start[upper] = _mm256_setzero_ps();
+    }
+    return by;
+}
+
+// Returns float16 scales of half a panel, without starts.
+inline Affine half_scales_at(const char* p) {
+    return {{halves_at(p, 0), halves_at(p, kEight)}, {_mm256_setzero_ps(), _mm256_setzero_ps()}};
+}
+
+// Returns float32 scales of half a panel, without starts.
+inline Affine float_scales_at(const char* p) {
+    const auto* const from = reinterpret_cast<const float*>(p);
+    return {{_mm256_loadu_ps(from), _mm256_loadu_ps(from + kEight)}, {_mm256_setzero_ps(), _mm256_setzero_ps()}};
 }
 
 // Stores factors, rounded to bfloat16 or as they are.
@@ -56,11 +81,36 @@ inline void put(float* to, __m256 x) {
     _mm256_storeu_ps(to, x);
 }
 
-// Codes of 4 bits from 0 to 15.
-template <bool round, int64_t stride>
-void put_nibbles(const Affine& by, const char* codes, float* to) {
+// Tables in whole numbers: FP4 twice, the others as they are.
+inline constexpr int8_t kTwiceFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+inline constexpr int8_t kWholeQ3[16] = {-4, -3, -2, -1, 0, 1, 2, 3};
+inline constexpr int8_t kWholeIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// The numbers that 4 bits of each lane stand for, whatever is above them: 0 to 15, or those of a table.
+struct WholeNumbers {
+    static __m256 of(__m256i codes) { return _mm256_cvtepi32_ps(_mm256_and_si256(codes, _mm256_set1_epi32(15))); }
+};
+template <const float (&table)[16]>
+struct TableNumbers {
+    static __m256 of(__m256i codes) {  // permutations take three bits
+        const __m256 lower = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), codes);
+        const __m256 upper = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), codes);
+        return _mm256_blendv_ps(lower, upper, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
+    }
+};
+struct Fp4Numbers {
+    static __m256 of(__m256i codes) {
+        const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(INT32_MIN));
+        return _mm256_xor_ps(_mm256_permutevar8x32_ps(_mm256_loadu_ps(kFp4), codes), _mm256_castsi256_ps(sign));
+    }
+};
+
+// Codes of 4 bits. first, second: Of 16 inputs each.
+template <bool round, int64_t stride, class Numbers = WholeNumbers>
+void put_nibbles(const Affine& first, const Affine& second, const char* codes, float* to) {
     for (int part = 0; part < 4; ++part) {  // 16 inputs by 8 outputs
         const int words = part / 2, upper = part % 2;
+        const Affine& by = words == 0 ? first : second;
         const __m256 a = _mm256_castsi256_ps(ints_at(codes + part * 64));
         const __m256 b = _mm256_castsi256_ps(ints_at(codes + part * 64 + 32));
         const __m256i own[] = {
@@ -70,9 +120,9 @@ void put_nibbles(const Affine& by, const char* codes, float* to) {
         for (int input = 0; input < 2; ++input)
 #pragma GCC unroll 8
             for (int k = 0; k < 8; ++k) {
-                const __m256i code = _mm256_and_si256(_mm256_srli_epi32(own[input], 4 * k), _mm256_set1_epi32(15));
+                const __m256 number = Numbers::of(_mm256_srli_epi32(own[input], 4 * k));
                 put<round>(to + (words * 16 + 2 * k + input) * stride + upper * kEight,
-                           _mm256_fmadd_ps(by.scale[upper], _mm256_cvtepi32_ps(code), by.start[upper]));
+                           _mm256_fmadd_ps(by.scale[upper], number, by.start[upper]));
             }
     }
 }
@@ -92,169 +142,6 @@ void put_bytes(const Affine& first, const Affine& second, const char* codes, flo
         }
     }
 }
-
-struct NibbleVectors;  // code_vectors.h
-struct Fp4Vectors;
-struct ByteVectors;
-struct TwoScaleVectors;
-
-// Forms as tiles take them. `Vectors`, if not void, is how vectors hold codes as bytes, `Words` how AVX-512 expands
-// them (words_avx512.h). `write` expands the 32 inputs from `input` on of half a panel.
-struct Int4Factors : Int4Layout {
-    using Vectors = NibbleVectors;
-    using Words = struct Int4Words;
-
-    static Affine affine(const char* scales, int64_t input) {
-        scales = scales_of<Int4Layout>(scales, input);
-        Affine by;
-        for (int upper = 0; upper < 2; ++upper) {
-            by.scale[upper] = halves_at(scales, upper * kEight);
-            by.start[upper] = negative(by.scale[upper], halves_at(scales, kHalf + upper * kEight));
-        }
-        return by;
-    }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        put_nibbles<round, stride>(affine(scales, input), codes, to);
-    }
-};
-
-struct Q41Factors : Q41Layout {
-    using Vectors = NibbleVectors;
-    using Words = struct Q41Words;
-
-    static Affine affine(const char* scales, int64_t input) {
-        scales = scales_of<Q41Layout>(scales, input);
-        return {{halves_at(scales, 0), halves_at(scales, kEight)},
-                {halves_at(scales, kHalf), halves_at(scales, kHalf + kEight)}};
-    }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        put_nibbles<round, stride>(affine(scales, input), codes, to);
-    }
-};
-
-struct Q80Factors : Q80Layout {
-    using Vectors = ByteVectors;
-    using Words = struct Q80Words;
-
-    static Affine affine(const char* scales, int64_t input) {
-        scales = scales_of<Q80Layout>(scales, input);
-        return {{halves_at(scales, 0), halves_at(scales, kEight)}, {_mm256_setzero_ps(), _mm256_setzero_ps()}};
-    }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = affine(scales, input);
-        put_bytes<round, stride>(by, by, codes, to);
-    }
-};
-
-struct Q4KFactors : Q4KLayout {
-    using Vectors = NibbleVectors;
-    using Words = struct Q4KWords;
-
-    static Affine affine(const char* scales, int64_t input) { return levels<Q4KLayout>(scales, input); }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        put_nibbles<round, stride>(affine(scales, input), codes, to);
-    }
-};
-
-struct Q5KFactors : Q5KLayout {
-    using Vectors = ByteVectors;
-    using Words = struct Q5KWords;
-
-    static Affine affine(const char* scales, int64_t input) { return levels<Q5KLayout>(scales, input); }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = affine(scales, input);
-        put_bytes<round, stride>(by, by, codes, to);
-    }
-};
-
-struct Q6KFactors : Q6KLayout {
-    using Vectors = TwoScaleVectors;
-    using Words = struct Q6KWords;
-
-    // Of the 16 inputs from `input` on.
-    static Affine affine(const char* scales, int64_t input) {
-        scales = scales_of<Q6KLayout>(scales, input);
-        const char* own = scales + 2 * kHalf + input % kGroup / kHalf * kHalf;
-        Affine by;
-        for (int upper = 0; upper < 2; ++upper) {
-            const __m256i whole = _mm256_cvtepi8_epi32(eight_at(own + upper * kEight));
-            by.scale[upper] = _mm256_mul_ps(halves_at(scales, upper * kEight), _mm256_cvtepi32_ps(whole));
-            by.start[upper] = _mm256_setzero_ps();
-        }
-        return by;
-    }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        put_bytes<round, stride>(affine(scales, input), affine(scales, input + kHalf), codes, to);
-    }
-};
-
-struct Mxfp4Factors : Mxfp4Layout {
-    using Vectors = Fp4Vectors;
-    using Words = struct Mxfp4Words;
-
-    // Of codes as `Fp4Vectors` shows them.
-    static Affine affine(const char* scales, int64_t input) {
-        scales = scales_of<Mxfp4Layout>(scales, input);
-        Affine by;
-        for (int upper = 0; upper < 2; ++upper) {
-            const __m256 scale = powers_at(scales + upper * kEight);
-            by.scale[upper] = _mm256_mul_ps(scale, _mm256_set1_ps(0.5f));
-            by.start[upper] = _mm256_mul_ps(scale, _mm256_set1_ps(-6.0f));
-        }
-        return by;
-    }
-    template <bool, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {  // bfloat16 holds them exactly
-        scales = scales_of<Mxfp4Layout>(scales, input);
-        const __m256 magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
-        const __m256i sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
-        for (int upper = 0; upper < 2; ++upper) {
-            const __m256 scale = powers_at(scales + upper * kEight);
-            for (int words = 0; words < 4; ++words) {
-                const __m256i of = ints_at(codes + words * 64 + upper * 32);
-#pragma GCC unroll 8
-                for (int k = 0; k < 8; ++k) {  // the first input of every word, then the second
-                    const __m256 magnitude = _mm256_permutevar8x32_ps(magnitudes, _mm256_srli_epi32(of, 4 * k));
-                    const __m256i own = _mm256_and_si256(_mm256_slli_epi32(of, 28 - 4 * k), sign);
-                    put<false>(to + (words * 8 + k % 4 * 2 + k / 4) * stride + upper * kEight,
-                               _mm256_xor_ps(_mm256_mul_ps(magnitude, scale), _mm256_castsi256_ps(own)));
-                }
-            }
-        }
-    }
-};
-
-struct Fp8Factors : Fp8Layout {
-    using Vectors = void;
-    using Words = struct Fp8Words;
-
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        scales = scales_of<Fp8Layout>(scales, input);
-        const __m256 exponent = _mm256_set1_ps(0x1p120f);
-        const __m256 scale[] = {_mm256_loadu_ps(reinterpret_cast<const float*>(scales)),
-                                _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + kEight)};
-        const __m256i digits = _mm256_set1_epi32(0x07f00000), sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
-        for (int word = 0; word < kBlockInputs / 2; ++word) {
-            const __m256i of = ints_at(codes + word * 32);
-#pragma GCC unroll 4
-            for (int byte = 0; byte < 4; ++byte) {
-                const int own = byte / 2, upper = byte % 2;
-                const __m256i top = _mm256_slli_epi32(of, 24 - 8 * byte);
-                const __m256 size = _mm256_castsi256_ps(_mm256_and_si256(_mm256_srli_epi32(top, 4), digits));
-                const __m256 magnitude = _mm256_mul_ps(_mm256_mul_ps(size, exponent), scale[upper]);
-                put<round>(to + (word * 2 + own) * stride + upper * kEight,
-                           _mm256_xor_ps(magnitude, _mm256_castsi256_ps(_mm256_and_si256(top, sign))));
-            }
-        }
-    }
-};
 
 }  // namespace
 }  // namespace hpcdecode::ops::HPCDECODE_ISA

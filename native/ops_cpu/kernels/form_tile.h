@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "blocked_tile.h"
-#include "factors.h"
+#include "form_factors.h"
 #include "rounded_tile.h"
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
@@ -78,7 +78,14 @@ constexpr std::array<FormKernels, kForms> form_kernels() {
             By<Q5KFactors>::kKernels,
             By<Q6KFactors>::kKernels,
             widened<WidenedBfloat16>,
-            widened<WidenedFloat16>};
+            widened<WidenedFloat16>,
+            By<Nf4Factors>::kKernels,
+            By<Nvfp4Factors>::kKernels,
+            By<I8Factors>::kKernels,
+            By<Q2KFactors>::kKernels,
+            By<Q3KFactors>::kKernels,
+            By<Iq4NlFactors>::kKernels,
+            By<Iq4XsFactors>::kKernels};
 }
 
 }  // namespace

@@ -34,8 +34,9 @@ inline __m512 bytes16(const char* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
-// A form's codes in registers give word after word of 16 outputs.
-template <class Form>
+// A form's codes in registers give word after word of 16 outputs. table: The numbers that codes stand for.
+inline constexpr float kWhole[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+template <class Form, const float (&table)[16] = kWhole>
 struct NibbleWords : Form {
     static constexpr int kWords = 8;
     static constexpr int64_t kScaleInputs = kBlockInputs;
@@ -48,7 +49,7 @@ struct NibbleWords : Form {
         return {{load_words(words), load_words(words + kLanes)}};
     }
     static Words next(Codes& codes, const Scales& scales) {
-        const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const __m512 numbers = _mm512_loadu_ps(table);
         __m512 half[2];
         for (int b = 0; b < 2; ++b) {
             half[b] = _mm512_fmadd_ps(scales.by[b], _mm512_permutexvar_ps(codes.of[b], numbers), scales.start[b]);
@@ -73,16 +74,68 @@ struct Q41Words : NibbleWords<Q41Layout> {
     }
 };
 
-template <class Form>
+// Scales of two levels, of `inputs` each.
+template <class Form, int64_t inputs = kBlockInputs>
 inline Affine512 levels512(const char* all, int64_t input) {
     const char* p = scales_of<Form>(all, input);
-    const char* own = p + 4 * kHalf + input % Form::kGroup / kBlockInputs * 2 * kHalf;
+    const char* own = p + 4 * kHalf + input % Form::kGroup / inputs * 2 * kHalf;
     const __m512 taken = _mm512_fnmadd_ps(halves16(p + 2 * kHalf), bytes16(own + kHalf), _mm512_setzero_ps());
     return affine512(_mm512_mul_ps(halves16(p), bytes16(own)), taken);
 }
 
+// The same without starts, with signed scales of the 16 inputs from `input` on.
+template <class Form>
+inline __m512 signed_levels512(const char* all, int64_t input) {
+    const char* p = scales_of<Form>(all, input);
+    const char* own = p + 2 * kHalf + input % Form::kGroup / kHalf * kHalf;
+    const Words whole = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(own)));
+    return _mm512_mul_ps(halves16(p), _mm512_cvtepi32_ps(whole));
+}
+
+struct Q2KWords : NibbleWords<Q2KLayout> {
+    static constexpr int64_t kScaleInputs = kHalf;
+    static Scales scales(const char* all, int64_t input) { return levels512<Q2KLayout, kHalf>(all, input); }
+};
+
+// Numbers of a table, with signed scales of 16 inputs.
+template <class Layout, const float (&table)[16]>
+struct SignedLevelWords : NibbleWords<Layout, table> {
+    static constexpr int64_t kScaleInputs = kHalf;
+    static Affine512 scales(const char* all, int64_t input) {
+        return affine512(signed_levels512<Layout>(all, input), _mm512_setzero_ps());
+    }
+};
+struct Q3KWords : SignedLevelWords<Q3KLayout, kQ3> {};
+struct Iq4XsWords : SignedLevelWords<Iq4XsLayout, kIq4> {};
+
+struct Iq4NlWords : NibbleWords<Iq4NlLayout, kIq4> {
+    static Scales scales(const char* all, int64_t input) {
+        return affine512(halves16(scales_of<Iq4NlLayout>(all, input)), _mm512_setzero_ps());
+    }
+};
+
 struct Q4KWords : NibbleWords<Q4KLayout> {
     static Scales scales(const char* all, int64_t input) { return levels512<Q4KLayout>(all, input); }
+};
+
+struct Nf4Words : NibbleWords<Nf4Layout, kNf4> {
+    static Scales scales(const char* all, int64_t input) {
+        return affine512(_mm512_loadu_ps(scales_of<Nf4Layout>(all, input)), _mm512_setzero_ps());
+    }
+};
+
+struct Nvfp4Words : NibbleWords<Nvfp4Layout, kFp4> {
+    static constexpr int64_t kScaleInputs = kHalf;
+    static Scales scales(const char* all, int64_t input) {  // as a float16 FP8 is 2^-8 of the number
+        const char* p = scales_of<Nvfp4Layout>(all, input);
+        const char* own = p + 4 * kHalf + input % kGroup / kHalf * kHalf;
+        const __m256i fp8 = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(own)));
+        const __m256i size = _mm256_and_si256(_mm256_slli_epi16(fp8, 7), _mm256_set1_epi16(0x3f80));
+        const __m256i sign =
+            _mm256_and_si256(_mm256_slli_epi16(fp8, 8), _mm256_set1_epi16(static_cast<int16_t>(0x8000)));
+        const __m512 by = _mm512_cvtph_ps(_mm256_or_si256(size, sign));
+        return affine512(_mm512_mul_ps(_mm512_loadu_ps(p), by), _mm512_setzero_ps());
+    }
 };
 
 // int8 codes of a word of 16 outputs: pairs of 16 bits, whose lower ones are of the first 8 outputs.
@@ -120,13 +173,17 @@ struct Q80Words : ByteWords<Q80Layout> {
     }
 };
 
+struct I8Words : ByteWords<I8Layout> {
+    static Scales scales(const char* all, int64_t input) {
+        const __m512 by = _mm512_loadu_ps(scales_of<I8Layout>(all, input));
+        return {{doubled<0>(by), doubled<8>(by)}};
+    }
+};
+
 struct Q6KWords : ByteWords<Q6KLayout> {
     static constexpr int64_t kScaleInputs = kHalf;
     static Scales scales(const char* all, int64_t input) {
-        const char* p = scales_of<Q6KLayout>(all, input);
-        const char* own = p + 2 * kHalf + input % kGroup / kHalf * kHalf;
-        const Words whole = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(own)));
-        const __m512 by = _mm512_mul_ps(halves16(p), _mm512_cvtepi32_ps(whole));
+        const __m512 by = signed_levels512<Q6KLayout>(all, input);
         return {{doubled<0>(by), doubled<8>(by)}};
     }
 };

@@ -12,8 +12,9 @@ from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.gguf.header import GgufHeader
 from hpcdecode.model.frontend.gguf.names import own_values, table_of
 
-STATES_HEAD_DIM = frozenset({"llama", "qwen3", "qwen3moe", "gemma2", "gemma3"})
-PARTLY_ROTATED = frozenset({"stablelm", "phi3"})
+STATES_HEAD_DIM = frozenset({"llama", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt-oss", "minimax-m2"})
+PARTLY_ROTATED = frozenset({"stablelm", "phi3", "minimax-m2"})
+HAS_EXPERTS = frozenset({"qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2"})
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the size whose queries are scaled by hidden size / heads
 ALIKE = {  # metadata and config values that transformers' table leaves out, by architecture
     "qwen2moe": {
@@ -30,12 +31,20 @@ ALIKE = {  # metadata and config values that transformers' table leaves out, by 
     "starcoder2": {"rope.freq_base": "rope_theta", "attention.sliding_window": "sliding_window"},
     "stablelm": {"rope.freq_base": "rope_theta"},
     "gpt2": {"context_length": "n_positions"},
+    "gpt-oss": {
+        "expert_feed_forward_length": "intermediate_size",
+        "attention.sliding_window": "sliding_window",
+    },
+    "minimax-m2": {"expert_feed_forward_length": "intermediate_size"},
+    "lfm2": {"attention.layer_norm_rms_epsilon": "norm_eps"},
 }
 NUMBERS = frozenset(  # metadata that is computed with here
     {"embedding_length", "attention.head_count", "attention.key_length", "attention.value_length"}
     | {"rope.dimension_count", "rope.freq_base"}
 )
-HAS_WINDOW = frozenset({"gemma2", "gemma3", "phi3", "starcoder2"})
+HAS_WINDOW = frozenset({"gemma2", "gemma3", "phi3", "starcoder2", "gpt-oss"})
+MISREAD = frozenset({"gpt-oss"})  # transformers 5.24 fails at their rotary scaling, but has a table of their metadata
+YARN = {"gpt-oss": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}}  # what no metadata states
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 FREQUENCIES = "rope_freqs.weight"  # divisors of rotary frequencies
 F32 = 0  # number of the block type
@@ -56,7 +65,7 @@ def stated_by(headers: Sequence[GgufHeader]) -> dict[str, Any]:
             raise refused(first, f"one finite number above 0 of {architecture}.{name}, got {values[name]!r:.50}")
     if unread := [name for name in tensors if name.startswith("rope_factors_")]:
         raise refused(first, f"no tensor {unread[0]!r}, since the frequencies of longrope change with the longest row")
-    if values.get("expert_count") and "moe" not in architecture:
+    if values.get("expert_count") and architecture not in HAS_EXPERTS:
         raise refused(first, f"no experts in the architecture {architecture!r}, got {values['expert_count']}")
     config = {**by_transformers(first), "model_type": table.config}
     config = {name: value for name, value in config.items() if name != "_model_name_or_path"}
@@ -68,18 +77,27 @@ def stated_by(headers: Sequence[GgufHeader]) -> dict[str, Any]:
             config[alike] = values[name]
     if values.get("attention.sliding_window") and architecture not in HAS_WINDOW:
         raise refused(first, f"no sliding window in the architecture {architecture!r}")
-    if architecture in ("llama", "qwen3", "qwen3moe"):
+    if architecture in ("llama", "qwen3", "qwen3moe", "gpt-oss"):
         config["attention_bias"] = any(".attn_q.bias" in name for name in tensors)
     set_heads(first, architecture, values, config)
-    if (rope := rope_scaling(headers, values, config)) is not None:
+    rope = rope_scaling(headers, values, config)
+    if architecture in YARN:  # else its config would take that of the released models
+        rope = {"rope_type": "default"} if rope is None else {**rope, **YARN[architecture]}
+    if rope is not None:
         config["rope_scaling"] = rope
     return config
 
 
 def by_transformers(header: GgufHeader) -> dict[str, Any]:
     """Return what transformers reads of the metadata. The header has been checked before."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+    architecture, table = table_of(header)
+    if architecture in MISREAD:
+        names: Any = GGUF_CONFIG_MAPPING[table.config]
+        known = {names[name]: v for name, v in own_values(header, architecture).items() if names.get(name)}
+        return {"vocab_size": header.values.get("tokenizer.ggml.tokens"), **known}
     try:
         found: dict[str, Any] = load_gguf_checkpoint(str(header.file), return_tensors=False)["config"]  # type: ignore[no-untyped-call]
         return found

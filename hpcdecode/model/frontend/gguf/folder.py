@@ -19,8 +19,9 @@ from typing import Any
 
 from hpcdecode._version import __version__
 from hpcdecode.errors import UserError, first_line
-from hpcdecode.model.frontend.gguf.config import FREQUENCIES, stated_by
+from hpcdecode.model.frontend.gguf.config import FREQUENCIES, MISREAD, stated_by
 from hpcdecode.model.frontend.gguf.header import GgufHeader
+from hpcdecode.model.frontend.gguf.names import table_of
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.system.kept import directory
 
@@ -119,20 +120,22 @@ def fill(folder: Path, headers: Sequence[GgufHeader]) -> None:
     with quiet():
         config = stated_by(headers)
         (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-        write_tokenizer(folder, headers[0].file)
+        write_tokenizer(folder, headers[0])
     if ends := end_tokens(headers[0]):
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}), encoding="utf-8")
     for i, header in enumerate(headers, 1):
         os.symlink(header.file, folder / f"weights-{i:05}-of-{len(headers):05}{ENDING}")
 
 
-def write_tokenizer(folder: Path, file: Path) -> None:
+def write_tokenizer(folder: Path, header: GgufHeader) -> None:
     """Write the tokenizer of a GGUF file as transformers converts it, with its chat template, into `folder`."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    file, (architecture, _) = header.file, table_of(header)
+    kind: Any = PreTrainedTokenizerFast if architecture in MISREAD else AutoTokenizer  # which reads the config first
     try:
         options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
-        AutoTokenizer.from_pretrained(str(file.parent), **options).save_pretrained(str(folder))
+        kind.from_pretrained(str(file.parent), **options).save_pretrained(str(folder))
     except OSError:
         raise
     except Exception as e:

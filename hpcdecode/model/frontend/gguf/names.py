@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hpcdecode.errors import UserError
@@ -21,12 +22,14 @@ class Change(NamedTuple):
         added: Number that was added to all elements.
         transposed: Whether it was transposed.
         row: Whether it was one row, of which the values are left.
+        middle: Whether it had a dimension of 1 between its two.
     """
 
     heads: int = 0
     added: float = 0.0
     transposed: bool = False
     row: bool = False
+    middle: bool = False
 
 
 SAME = Change()
@@ -41,6 +44,9 @@ class NameTable(NamedTuple):
         top: Modules outside of layers, by their names in GGUF.
         layer: Modules of a layer, likewise.
         prefix: What the names of a layer's modules begin with, before its number.
+        parameters: Keys of a layer's tensors that are no weight or bias of a module, by modules in GGUF.
+        interleaved: Modules in GGUF, with a matrix for each expert, whose outputs in turn are those of one tensor of
+            the checkpoint, by that tensor's key. Of their biases it has another, whose key ends in _bias.
         change: Returns what differs in the tensor of a name, given the metadata without the architecture's prefix.
     """
 
@@ -49,6 +55,22 @@ class NameTable(NamedTuple):
     layer: Mapping[str, str]
     prefix: str = "model.layers"
     change: Changes = lambda name, values: SAME
+    parameters: Mapping[str, str] = MappingProxyType({})
+    interleaved: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+
+class ExpertPart(NamedTuple):
+    """What a tensor of a GGUF file is of a tensor of all experts of a layer.
+
+    Attributes:
+        key: Key of that tensor.
+        part: Number of the part.
+        parts: Names of the tensors of all parts.
+    """
+
+    key: str
+    part: int
+    parts: tuple[str, ...]
 
 
 def interleaved(name: str, values: Mapping[str, Any]) -> Change:
@@ -75,6 +97,11 @@ def gate_as_row(name: str, values: Mapping[str, Any]) -> Change:
     return Change(row=True) if name.endswith(".ffn_gate_inp_shexp.weight") else SAME
 
 
+def convolution(name: str, values: Mapping[str, Any]) -> Change:
+    """Return the change of LFM2: the kernel of a convolution by channel has no dimension of input channels."""
+    return Change(middle=True) if name.endswith(".shortconv.conv.weight") else SAME
+
+
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ATTENTION = {f"attn_{own}": f"self_attn.{own[0]}_proj" for own in ("q", "k", "v", "output")}
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
@@ -99,6 +126,29 @@ GPT2_LAYER = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
+MINIMAX_EXPERTS = {
+    f"ffn_{own}_exps": f"block_sparse_moe.experts.{{}}.w{n}" for own, n in (("gate", 1), ("down", 2), ("up", 3))
+}
+MINIMAX_EXPERTS["ffn_gate_inp"] = "block_sparse_moe.gate"
+GPT_OSS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+}
+GPT_OSS_EXPERTS = {
+    "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
+    "mlp.experts.down_proj": ("ffn_down_exps",),
+}
+LFM2_TOP = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
+LFM2 = {
+    **{f"attn_{own}": f"self_attn.{own}_proj" for own in "qkv"},
+    "attn_output": "self_attn.out_proj",
+    **{f"attn_{own}_norm": f"self_attn.{own}_layernorm" for own in "qk"},
+    **{f"shortconv.{own}": f"conv.{own}" for own in ("conv", "in_proj", "out_proj")},
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    **{f"ffn_{own}": f"feed_forward.w{n}" for own, n in (("gate", 1), ("down", 2), ("up", 3))},
+}
 DENSE = ATTENTION | NORMS | MLP
 PHI3 = {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj", "ffn_up": "mlp.gate_up_proj"}
 STARCODER2 = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
@@ -111,12 +161,26 @@ TABLES = {
     "phi3": NameTable("phi3", TOP, NORMS | PHI3 | {"ffn_down": "mlp.down_proj"}),
     "gemma2": NameTable("gemma2", TOP, ATTENTION | MLP | GEMMA, change=plus_one),
     "gemma3": NameTable("gemma3_text", TOP, ATTENTION | MLP | GEMMA | HEAD_NORMS, change=plus_one),
+    "gpt-oss": NameTable(
+        "gpt_oss",
+        TOP,
+        ATTENTION | GPT_OSS,
+        parameters={"attn_sinks": "self_attn.sinks"},
+        interleaved=GPT_OSS_EXPERTS,
+    ),
+    "minimax-m2": NameTable(
+        "minimax_m2",
+        TOP,
+        ATTENTION | NORMS | HEAD_NORMS | MINIMAX_EXPERTS,
+        parameters={"exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
+    ),
+    "lfm2": NameTable("lfm2", LFM2_TOP, LFM2, change=convolution),
     "starcoder2": NameTable("starcoder2", TOP, ATTENTION | NORMS | STARCODER2),
     "stablelm": NameTable("stablelm", TOP, DENSE),
     "gpt2": NameTable("gpt2", GPT2_TOP | {"output": "lm_head"}, GPT2_LAYER, "transformer.h", transposed),
 }
 IN_CONFIG = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")  # follow from the config
-NAME = re.compile(r"(?:blk\.(\d{1,4})\.)?(\w+)\.(weight|bias)")
+NAME = re.compile(r"(?:blk\.(\d{1,4})\.)?(\w+(?:\.\w+)?)\.(weight|bias)")
 
 
 def table_of(header: GgufHeader) -> tuple[str, NameTable]:
@@ -149,7 +213,22 @@ def key_of(table: NameTable, name: str) -> str | None:
     if match is None:
         return None
     layer, module, leaf = match.groups()
+    if layer is not None and module in table.parameters:
+        return f"{table.prefix}.{int(layer)}.{table.parameters[module]}"
     found = table.top.get(module) if layer is None else table.layer.get(module)
     if found is None:
         return None
     return f"{found}.{leaf}" if layer is None else f"{table.prefix}.{int(layer)}.{found}.{leaf}"
+
+
+def part_of(table: NameTable, name: str) -> ExpertPart | None:
+    """Return what a tensor is of a tensor of all experts; None if it is of none."""
+    match = NAME.fullmatch(name)
+    if match is None or match[1] is None:
+        return None
+    layer, module, leaf = match.groups()
+    for key, modules in table.interleaved.items():
+        if module in modules:
+            whole = f"{table.prefix}.{int(layer)}.{key}{'_bias' if leaf == 'bias' else ''}"
+            return ExpertPart(whole, modules.index(module), tuple(f"blk.{layer}.{own}.{leaf}" for own in modules))
+    return None

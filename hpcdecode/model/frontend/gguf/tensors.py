@@ -1,9 +1,8 @@
-"""The tensors of GGUF files by the keys of the model's checkpoint. Each is dequantised when it is read as a tensor."""
+"""The tensors of GGUF files, each dequantised when it is read as a tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from torch import Tensor
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader, read_header
-from hpcdecode.model.frontend.gguf.names import IN_CONFIG, SAME, Change, key_of, own_values, table_of
+from hpcdecode.model.frontend.gguf.names import SAME, Change
 from hpcdecode.model.frontend.held import HELD_AS_STORED, NOT_HELD, Held
 from hpcdecode.model.frontend.mapped import MappedFile
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
+from hpcdecode.model.frontend.quantization.few_bits import GGUF_BLOCKS
 from hpcdecode.model.frontend.quantization.plain import ELEMENTS_AT_ONCE, NAMES, empty, on_threads
-from hpcdecode.model.frontend.stated import MOST
-from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 SCALED_TWICE = ("NVFP4",)  # whose second scales are tensors of their own
 FLOATS = ("F32", "F16")  # types of one element a block that are no formats of quants.py
@@ -80,7 +77,7 @@ class GgufTensor:
             first, self._stored = first + expert * nbytes, entry.shape[1:]
         rows = int(np.prod(self._stored[:-1]))
         self._rows = data[first : first + nbytes].reshape(rows, -1)
-        self.shape = self._stored[::-1] if change.transposed else (1, *self._stored) if change.row else self._stored
+        self.shape = shape_of(self._stored, change)
         if change.heads and (change.heads < 0 or self._stored[0] % (2 * change.heads)):
             raise UserError(
                 f"{mapped.file}: tensor {entry.name!r}: expected an even number of rows for each of {change.heads} "
@@ -100,16 +97,16 @@ class GgufTensor:
         return weight.t() if self._change.transposed else weight.view(self.shape)
 
     def few_bits(self) -> Held:
-        """Return what holds its numbers in few bits: its own type of 16 bits, or blocks, if they are one of BLOCKS."""
+        """Return what holds its numbers in few bits: its own type of 16 bits, or its blocks, if GEMMs take them."""
         name: str = package().GGMLQuantizationType(self._kind).name
         if name in HELD_AS_STORED and not self._change.added:
             return HELD_AS_STORED[name]
-        if self._change.transposed or self._change.row or self._change.added or len(self._stored) != 2:
+        if self._change._replace(heads=0) != SAME or len(self._stored) != 2:
             return NOT_HELD
-        return Held(name if name in BLOCKS else FORMS.get(name), None)
+        return Held(name if name in GGUF_BLOCKS else FORMS.get(name), None)
 
     def blocks(self) -> Tensor:
-        """Return its blocks as they are, uint8 [out, bytes], of a matrix whose `few_bits` are one of BLOCKS."""
+        """Return its blocks as they are, uint8 [out, bytes], of a matrix whose `few_bits` name them."""
         return self._in_order(torch.from_numpy(self._rows))
 
     def sample(self) -> Tensor:
@@ -136,6 +133,15 @@ class GgufTensor:
         return found.sub_(self._change.added) if self._change.added else found
 
 
+def shape_of(stored: tuple[int, ...], change: Change) -> tuple[int, ...]:
+    """Return the shape of the checkpoint's tensor."""
+    if change.transposed:
+        return stored[::-1]
+    if change.row:
+        return (1, *stored)
+    return (stored[0], 1, *stored[1:]) if change.middle else stored
+
+
 def read_headers(files: Sequence[Path]) -> list[GgufHeader]:
     """Return the headers of the files of a model.
 
@@ -156,41 +162,3 @@ def read_headers(files: Sequence[Path]) -> list[GgufHeader]:
                 f"{own} of {count} with {total}; give the files of one model under their own names"
             )
     return headers
-
-
-def open_gguf(files: Sequence[Path], dtype: torch.dtype) -> dict[str, CheckpointTensor]:
-    """Return the tensors of a model in GGUF files, by the keys of its checkpoint.
-
-    Args:
-        files: The files, the first one first.
-        dtype: Dtype that weights are rounded to.
-
-    Raises:
-        UserError: If a file is damaged, or has a tensor that the architecture does not have.
-    """
-    headers = read_headers([file.resolve() for file in files])
-    architecture, table = table_of(headers[0])
-    values, found = own_values(headers[0], architecture), dict[str, CheckpointTensor]()
-    for header in headers:
-        data = np.memmap(header.file, mode="c")  # torch takes no memory that cannot be written to
-        mapped = MappedFile(header.file, data, partial(getattr, data.ctypes, "data"))
-        for name, entry in header.tensors.items():
-            if IN_CONFIG.fullmatch(name):
-                continue
-            key = key_of(table, name)
-            if key is None:
-                raise UserError(f"{header.file}: tensor {name!r:.100} is not one of the architecture {architecture!r}")
-            for own, expert in keys_of(key, entry):
-                change = SAME if expert is not None else table.change(name, values)
-                found[own] = GgufTensor(mapped, data, entry, change, dtype, expert)
-    return found
-
-
-def keys_of(key: str, entry: GgufEntry) -> Iterator[tuple[str, int | None]]:
-    """Yield the keys that a tensor has in a checkpoint, with the number of the expert of each."""
-    if "{}" not in key:
-        yield key, None
-    elif len(entry.shape) == 3 and entry.shape[0] <= MOST["num_experts"]:
-        yield from ((key.format(expert), expert) for expert in range(entry.shape[0]))
-    else:
-        raise UserError(f"tensor {entry.name!r:.100}: expected [experts, rows, columns], got {list(entry.shape)}")

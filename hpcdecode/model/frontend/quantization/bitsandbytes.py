@@ -26,6 +26,12 @@ from hpcdecode.model.frontend.quantization.formats import (
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 TABLE = 16  # numbers that 4 bits choose from
+NF4_VALUES = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
 NESTED_TABLE = 256
 MOST_STATE = 1 << 16  # bytes of a description
 MOST_BLOCK = 1 << 16
@@ -57,6 +63,10 @@ class Int8Rows(WeightFormat):
         """Return codes, and scales [out, 1]."""
         largest = finite("SCB", parts["scale"].to(torch.float32))
         return {"codes": parts["codes"], "scale": largest.reshape(-1, 1) / 127}
+
+    def scales(self, parts: Mapping[str, Tensor], first: int, last: int, columns: int) -> Tensor:
+        """Return the scales of some rows, [rows, 1]."""
+        return parts["scale"][first:last]
 
     def rows(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
         """Return rows of a weight."""
@@ -119,6 +129,12 @@ class FourBits(WeightFormat):
             expect_shape("nested_absmax", parts["nested_absmax"], (-(-blocks // state.nested_blocksize),))
             expect_shape("nested_quant_map", parts["nested_quant_map"], (NESTED_TABLE,))
         return state.shape
+
+    def is_nf4(self, parts: Mapping[str, CheckpointTensor], inputs: int) -> bool:
+        """Return whether codes are those of NF4, and so many inputs in a row always share a scale."""
+        state, table = self._state(parts["state"]), parts["quant_map"]().to(torch.float32)
+        shared = state.shape[1] % inputs == 0 == state.blocksize % inputs
+        return shared and torch.equal(table, torch.tensor(NF4_VALUES))
 
     def _state(self, stored: CheckpointTensor | Tensor) -> QuantState:
         """Return the description in `stored`, JSON in bytes."""

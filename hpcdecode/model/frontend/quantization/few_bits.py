@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from hpcdecode.model.frontend.held import AS_STORED, NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightCut
-from hpcdecode.model.frontend.quantization.formats import ScaleBlock, WeightFormat
+from hpcdecode.model.frontend.quantization.bitsandbytes import FourBits, Int8Rows
+from hpcdecode.model.frontend.quantization.formats import CHANNEL, ScaleBlock, WeightFormat
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
 from hpcdecode.model.frontend.quantization.grids import Mxfp4Experts, PackedIntegers, ScaledGrid, fp4, fp8, integer
 from hpcdecode.model.frontend.tensors import CheckpointTensor
@@ -33,19 +33,27 @@ class BlockSize(NamedTuple):
     bytes: int
 
 
-BLOCKS = {  # types of GGUF that GEMMs take as they are
+GGUF_BLOCKS = {  # types of GGUF that GEMMs take as they are
     "Q4_0": BlockSize(32, 18),
     "Q4_1": BlockSize(32, 20),
     "Q5_0": BlockSize(32, 22),
     "Q8_0": BlockSize(32, 34),
+    "Q2_K": BlockSize(256, 84),
+    "Q3_K": BlockSize(256, 110),
     "Q4_K": BlockSize(256, 144),
     "Q5_K": BlockSize(256, 176),
     "Q6_K": BlockSize(256, 210),
+    "IQ4_NL": BlockSize(32, 18),
+    "IQ4_XS": BlockSize(256, 136),
 }
 INT8_BLOCKS = "Q8_0"  # what holds integers of 8 bits, of other formats too
+INT8_FLOAT32 = "i8"  # what does if float16 does not hold their scales
+OWN_BLOCKS = {INT8_FLOAT32: BlockSize(32, 36), "nf4": BlockSize(64, 36), "nvfp4": BlockSize(32, 22)}
+BLOCKS = {**GGUF_BLOCKS, **OWN_BLOCKS}
 GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128}  # inputs that share a scale there
 GROUPS |= dict.fromkeys(AS_STORED, 32)
 GROUPS |= {name: size.inputs for name, size in BLOCKS.items()}
+GROUPS[INT8_FLOAT32] = 128
 
 
 def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> Held:
@@ -53,13 +61,14 @@ def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape
 
     Args:
         form: Its format.
-        parts: The tensors that make it up, by role. Groups of inputs are read, and of int8 some scales and zero points.
+        parts: The tensors that make it up, by role. Groups of inputs are read, of int8 some scales and zero points, and
+            what bitsandbytes says of a weight.
         shape: Its shape.
     """
     if isinstance(form, Mxfp4Experts):
         return Held(None, "mxfp4")
-    if _held_by_bytes(form, parts, shape):
-        return Held(INT8_BLOCKS, None)
+    if blocks := _own_blocks(form, parts, shape) or _int8_blocks(form, parts, shape):
+        return Held(blocks, None)
     found = _named(form, parts, shape)
     if found is None:
         return NOT_HELD
@@ -77,26 +86,41 @@ def _held_by_row(name: str, block: ScaleBlock, parts: Mapping[str, CheckpointTen
     return torch.equal(parts["group"]().to(own.dtype), own)  # else inputs are permuted
 
 
-def _held_by_bytes(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> bool:
-    """Return whether the numbers are int8 times scales that float16 holds, for at least 32 inputs each."""
-    if isinstance(form, PackedColumns):
+def _own_blocks(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> str | None:
+    """Return nf4 or nvfp4 if that is what the numbers are."""
+    if isinstance(form, FourBits):
+        return "nf4" if form.is_nf4(parts, BLOCKS["nf4"].inputs) else None
+    if not isinstance(form, ScaledGrid) or form.decoded is not fp4 or "overall" not in parts or len(shape) != 2:
+        return None
+    whole = form.block == ScaleBlock(1, 16) and shape[1] % BLOCKS["nvfp4"].inputs == 0
+    return "nvfp4" if whole and parts["scale"].dtype == "F8_E4M3" else None
+
+
+def _int8_blocks(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> str | None:
+    """Return what holds the numbers if they are int8 times scales, for at least 32 inputs each; else None."""
+    if isinstance(form, Int8Rows):
+        eight, block = True, CHANNEL
+    elif isinstance(form, PackedColumns):
         eight, block = form.bits == 8, ScaleBlock(1, form.group_size)
     elif isinstance(form, ScaledGrid):
         eight = form.bits == 8 if isinstance(form, PackedIntegers) else form.decoded is integer
         block = form.block_of(parts["scale"].shape, shape)
     else:
-        return False
-    if not eight or len(shape) != 2 or shape[1] % GROUPS[INT8_BLOCKS] or "overall" in parts:
-        return False
-    if not _held_by_row(INT8_BLOCKS, block, parts, shape):
-        return False
+        return None
+    if not eight or len(shape) != 2 or shape[1] % BLOCKS[INT8_BLOCKS].inputs or "overall" in parts:
+        return None
     if "zero" in parts and not (isinstance(form, PackedColumns) and form.is_centred(parts["zero"]())):
-        return False
-    return parts["scale"].dtype == "F16" or _is_half(parts["scale"]().to(torch.float32))
+        return None
+    halves = not isinstance(form, Int8Rows) and _are_halves(parts["scale"])
+    name = INT8_BLOCKS if halves else INT8_FLOAT32
+    return name if _held_by_row(name, block, parts, shape) else None
 
 
-def _is_half(scales: Tensor) -> bool:
+def _are_halves(stored: CheckpointTensor) -> bool:
     """Return whether float16 holds scales exactly."""
+    if stored.dtype == "F16":
+        return True
+    scales = stored().to(torch.float32)
     return torch.equal(scales.half().to(torch.float32), scales)
 
 

@@ -131,12 +131,16 @@ class ScaledGrid(WeightFormat):
         scale = numbers(parts["scale"])
         block = self.block_of(scale.shape, shape)
         if "overall" in parts:
-            overall = finite("a scale of the weight", numbers(parts["overall"]))
-            scale = scale * overall if self.exponent > 0 else scale / overall
+            scale = scale * self.overall(parts["overall"])
         made = {"codes": parts["codes"], "scale": gridded(finite("scales", scale), block.grid(shape))}
         if "zero" in parts:
             made["zero"] = gridded(parts["zero"].to(torch.float32), block.grid(shape))
         return made
+
+    def overall(self, stored: Tensor) -> Tensor:
+        """Return what scales are multiplied by for all of the weight, g^e, float32."""
+        found = finite("a scale of the weight", numbers(stored))
+        return found if self.exponent > 0 else found.reciprocal()
 
     def rows(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
         """Return rows of a matrix."""

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.held import Held
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, INT8_BLOCKS, few_bits_of
+from hpcdecode.model.frontend.quantization.blocks import blocks_of
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, few_bits_of
 from hpcdecode.model.frontend.quantization.formats import WeightFormat, WrongTensorsError
-from hpcdecode.model.frontend.quantization.gptq import PackedColumns
-from hpcdecode.model.frontend.quantization.grids import ScaledGrid
 from hpcdecode.model.frontend.quantization.scheme import OF_ACTIVATIONS, OF_KV_CACHE, Scheme
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.system.memory import huge_zeros
@@ -66,32 +65,34 @@ class DequantisedTensor:
 
     def _prepared(self) -> Mapping[str, Tensor]:
         try:
-            return self._form.prepared({role: stored() for role, stored in self._parts.items()}, self.shape)
+            return self._form.prepared(self._stored(), self.shape)
         except WrongTensorsError as e:
             raise self._wrong(e) from e
+
+    def _stored(self) -> dict[str, Tensor]:
+        return {role: stored() for role, stored in self._parts.items()}
 
     def few_bits(self) -> Held:
         """Return what holds its numbers in few bits."""
         return few_bits_of(self._form, self._parts, self.shape)
 
     def blocks(self) -> Tensor:
-        """Return a weight that is int8 times float16 as blocks of Q8_0 of GGUF, uint8 [out, bytes]."""
-        form, parts, (rows, columns) = self._form, self._prepared(), self.shape
-        assert isinstance(form, PackedColumns | ScaledGrid), "others are not int8"
-        size = BLOCKS[INT8_BLOCKS]
-        made = torch.empty(rows, columns // size.inputs, size.bytes, dtype=torch.uint8)
-        step = self._rows_at_once()
+        """Return the blocks of a weight whose `few_bits` are one of BLOCKS, uint8 [out, bytes]."""
+        name, (rows, columns) = self.few_bits().by_row, self.shape
+        assert name is not None, "asked only for weights in blocks"
+        size, step = BLOCKS[name], self._rows_at_once()
+        made = torch.empty(rows, columns // size.inputs * size.bytes, dtype=torch.uint8)
+        try:
+            blocks = blocks_of(name, self._form, self._stored(), self.shape)
+        except WrongTensorsError as e:
+            raise self._wrong(e) from e
 
         def fill(first: int) -> None:
             last = min(first + step, rows)
-            scales = form.scales(parts, first, last, columns).expand(last - first, columns)
-            codes = (form.rows(parts, first, last) / scales).nan_to_num_().round_().to(torch.int8)  # 0 / 0 is 0
-            halves = scales[:, :: size.inputs].half().contiguous()
-            made[first:last, :, :2] = halves.view(torch.uint8).unflatten(1, (-1, 2))
-            made[first:last, :, 2:] = codes.view(torch.uint8).unflatten(1, (-1, size.inputs))
+            made[first:last] = blocks(first, last)
 
         on_threads(fill, range(0, rows, step))
-        return made.flatten(1)
+        return made
 
     def sample(self) -> Tensor:
         """Return some of its first rows in float32."""
