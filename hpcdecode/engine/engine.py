@@ -14,11 +14,11 @@ from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import Desk, RankReport
 from hpcdecode.engine.duties import run_lead, run_remote
-from hpcdecode.engine.group_lane import MpiGroupLane
 from hpcdecode.engine.kv import open_attention_worker, open_prompts
 from hpcdecode.engine.links import (
     Lane,
     group_lanes,
+    home_communicators,
     lane_spec,
     lanes_of,
     local_links,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpcdecode.engine.remote import RemoteDesk
+    from hpcdecode.exchange.mpi import MpiRLink
 
 _PREFIX_BYTES = 1 << 30  # of an S-rank, for K and V of what prompts share
 _NO_CONTEXT_LIMIT = 1 << 40
@@ -145,6 +146,7 @@ class Engine:
         try:
             if self.options.survive:
                 return work_on(self, desk, scales, run)
+            self.open(scales)
             metrics = run(scales)
             assert metrics is not None, "no rank was lost: expected all rows to be done"
             return metrics
@@ -168,27 +170,33 @@ class Engine:
         self._work, self._attention = Work(), None
         self.comms.clear()
 
-    def _run(self, scales: list[Scale], run_s: Callable[[list[MpiGroupLane] | None], bool]) -> bool:
-        """Open this rank's lanes, and work until they are closed; return whether all rows are done.
-
-        They are not if some are left that a lost rank had. `run_s` runs the lanes of an S-rank, given its group's.
-        """
-        team, done = self.team, True
-        lanes = lanes_of(team, scales)
+    def open(self, scales: list[Scale]) -> None:
+        """Open this rank's ends of its lanes, and the communicators of the work."""
+        team, lanes = self.team, lanes_of(self.team, scales)
         comms, groups = pool_communicators(team, scales), group_lanes(team, self.setup, scales, self.timeline)
-        self.comms += [*comms, *(comm for group in groups or () for comm in group.comms)]
+        home_comms = home_communicators(team)
+        self.comms += [*comms, *(comm for group in groups for comm in group.comms), *home_comms]
         attention = self._open_attention(lanes) if team.me.has_r else None
-        self._work = Work(attention, groups=groups or ())
+        self._work = Work(attention, groups=groups, home_comms=home_comms)
         if team.me.has_s:
             self._work.links = self._s_links(lanes, comms, attention)
-            done = run_s(groups)
         elif team.me.has_r:
-            self._run_r(lanes, comms)
-        if attention is not None:
-            attention.check()
+            self._work.links = self._r_links(lanes, comms)
+
+    def _run(self, scales: list[Scale], run_s: Callable[[], bool]) -> bool:
+        """Work until this rank's lanes are closed; return whether all rows are done.
+
+        They are not if some are left that a lost rank had. `run_s` runs the lanes of an S-rank.
+        """
+        team, done, work = self.team, True, self._work
+        if team.me.has_s:
+            done = run_s()
+        elif team.me.has_r:
+            self._run_r(lanes_of(team, scales))
+        if work.attention is not None:
+            work.attention.check()
         self.timeline.enter("wait")
-        for link in (*self._work.links, *(groups or ())):
-            link.close()
+        work.close()
         self.comms.clear()
         return done
 
@@ -208,75 +216,68 @@ class Engine:
         self.comms += [link.graph for link in plain if link.graph]
         return staged(plain, device)
 
+    def _r_links(self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm]) -> Sequence[MpiRLink]:
+        """Return this R-rank's ends of its lanes, those of a lane side by side."""
+        place = self.team.me.kv_device if direct(self.options, self.team) else "cpu"
+        ends = r_links(self.options, self.team, self.setup, lanes, comms, torch.device(place))
+        self.comms += [link.graph for of_lane in ends for link in of_lane if link.graph]
+        return [link for of_lane in ends for link in of_lane]
+
     def _run_s(
-        self,
-        desk: Desk | None,
-        signals: Signals,
-        progress: Progress,
-        checkpoint_seconds: float,
-        scales: list[Scale],
-        groups: list[MpiGroupLane] | None,
+        self, desk: Desk | None, signals: Signals, progress: Progress, checkpoint_seconds: float, scales: list[Scale]
     ) -> bool:
         """Run the lanes of an S-rank; the lead has the desk, which others reach. Return whether all rows are done."""
-        comm, homes = self.team.comm, self.team.homes
-        scale = scales[self.team.own[0]]
-        if len(homes) == 1 and desk is not None:
-            return run_lead(self._make_s_rank(scale, desk, groups), desk, signals, progress)
-        from hpcdecode.engine.remote import Clients, RemoteDesk
-        from hpcdecode.exchange.communicators import subset
-
-        assert comm is not None, "several S-ranks: expected a world of ranks"
-        home_comm = subset(comm, homes if len(homes) > 1 else [])
+        homes, scale = self.team.homes, scales[self.team.own[0]]
         if self.team.place not in homes:
-            self._run_member(groups)
+            self._run_member()
             return True
-        self.comms.append(home_comm)
+        if len(homes) == 1 and desk is not None:
+            return run_lead(self._make_s_rank(scale, desk), desk, signals, progress)
+        from hpcdecode.engine.remote import Clients, RemoteDesk
+
+        (home_comm,) = self._work.home_comms
         if desk is not None:
             clients = Clients(desk, home_comm, [s.most for s in scales], on_loss(self, homes))
-            return run_lead(self._make_s_rank(scale, desk, groups), desk, signals, progress, clients)
+            return run_lead(self._make_s_rank(scale, desk), desk, signals, progress, clients)
         injection = scale.injection if POLICIES[self.options.schedule].by_portions else 0
         remote = RemoteDesk(home_comm, self.tokenizer, scale.most, injection, scale.live)
-        run_remote(self._make_s_rank(scale, remote, groups), remote, checkpoint_seconds)
+        run_remote(self._make_s_rank(scale, remote), remote, checkpoint_seconds)
         return True
 
-    def _run_member(self, groups: list[MpiGroupLane] | None) -> None:
+    def _run_member(self) -> None:
         """Run the lanes of an S-rank that is not its group's home."""
-        assert groups is not None, "expected the lanes of a group"
         kind, links = PrefillMember if self.team.me.only_prefills else Member, cast("Sequence[SLink]", self._work.links)
-        self._work.member = kind(self.model, links, groups, self._open_prompts(), self.timeline)
+        self._work.member = kind(self.model, links, self._work.groups, self._open_prompts(), self.timeline)
         self._work.member.run()
 
-    def _run_r(self, lanes: Sequence[Lane], comms: Sequence[MPI.Intracomm]) -> None:
+    def _run_r(self, lanes: Sequence[Lane]) -> None:
         """Serve all lanes."""
         from hpcdecode.engine.r_rank import programs_of, tell_swapped
 
-        team = self.team
-        place = team.me.kv_device if direct(self.options, team) else "cpu"
-        ends = r_links(self.options, team, self.setup, lanes, comms, torch.device(place))
-        self._work.links = links = [link for of_lane in ends for link in of_lane]
-        self.comms += [link.graph for link in links if link.graph]
-        attention, orders = self._work.attention, [PlanOrder() for _ in team.groups]
+        me, attention, links = self.team.me, self._work.attention, cast("Sequence[MpiRLink]", self._work.links)
         assert attention is not None, "expected an R-rank"
-        route = Rotation(team.me.turns, len(self.setup.shapes_of(team.me)))
+        orders, route = [PlanOrder() for _ in self.team.groups], Rotation(me.turns, len(self.setup.shapes_of(me)))
+        ends = [links[i : i + me.copies] for i in range(0, len(links), me.copies)]
         programs: list[Program] = []
         for i, ((group, number, *_), own) in enumerate(zip(lanes, ends, strict=True)):
-            prefill = prefill_copy(team.me, number) if team.me.prefill else None
+            prefill = prefill_copy(me, number) if me.prefill else None
             programs += programs_of(i, own, attention, orders[group], partial(route.copy, number), prefill)
         self._serve_r(programs, partial(tell_swapped, [own[0] for own in ends], attention) if attention.swap else None)
 
     def _serve_r(self, programs: Sequence[Program], between: Callable[[], None] | None) -> None:
         serve(programs, self.timeline, between)
 
-    def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk, groups: list[MpiGroupLane] | None) -> SRank:
+    def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk) -> SRank:
         options, stops, prompts = self.options, self.stops, self._open_prompts()
         shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(scale.lanes)) if options.prefix_sharing else 0
         schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops)
         links = cast("Sequence[SLink]", self._work.links)
         grammars, told = self.tokenizer.grammars, desk.sampled if scale.live else None
-        apart = prefill_lanes(self.team.me, groups or (), self.model.device)
+        groups = self._work.groups
+        apart = prefill_lanes(self.team.me, groups, self.model.device)
         self._work.s_rank = SRank(
             *(self.model, links, schedulers, desk, stops, prompts, self.timeline, grammars),
-            *(None if apart else groups, told, options.max_gap, apart),
+            *(() if apart else groups, told, options.max_gap, apart),
         )
         return self._work.s_rank
 

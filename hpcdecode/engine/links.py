@@ -72,8 +72,8 @@ def pool_communicators(team: Team, scales: Sequence[Scale]) -> list[MPI.Intracom
     return _communicators(team, ranks)
 
 
-def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale], timeline: Timeline) -> list[MpiGroupLane] | None:
-    """Return the lanes of this rank's group as its members share them; None if it has one. Every rank calls this.
+def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale], timeline: Timeline) -> list[MpiGroupLane]:
+    """Return the lanes of this rank's group as its members share them; none if it has one. Every rank calls this.
 
     Args:
         team: of this rank.
@@ -86,7 +86,7 @@ def group_lanes(team: Team, setup: Setup, scales: Sequence[Scale], timeline: Tim
     stages = [(stage if len(stage) > 1 else [], lanes) for group, lanes in each for stage in group.stages]
     comms, of_stages = _communicators(team, members), iter(_communicators(team, stages))
     if not comms:
-        return None
+        return []
     me = team.me
     columns = setup.columns_of(me)
     route = Rotation(me.turns, len(setup.shapes_of(me)))
@@ -113,9 +113,17 @@ def _communicators(team: Team, ranks: Sequence[tuple[list[int], int]]) -> list[M
     """Return a communicator for every lane that this rank is in; ranks: places of ranks, and their lanes."""
     if team.comm is None or not any(places for places, _ in ranks):
         return []
-    from hpcdecode.exchange.communicators import lane_communicators
+    from hpcdecode.exchange.communicators import communicators
 
-    return lane_communicators(team.comm, [places for places, _ in ranks], [lanes for _, lanes in ranks])
+    return communicators(team.comm, [places for places, lanes in ranks for _ in range(lanes)])
+
+
+def home_communicators(team: Team) -> list[MPI.Intracomm]:
+    """Return the communicator of the groups' homes, over which they reach the lead's desk; every rank calls this.
+
+    There is none on other ranks, and if there is one group.
+    """
+    return _communicators(team, [(team.homes if len(team.homes) > 1 else [], 1)])
 
 
 def local_links(team: Team, lanes: Sequence[Lane], attention: AttentionWorker, device: torch.device) -> Sequence[SLink]:

@@ -125,7 +125,6 @@ def _layers(lane: int, ends: Sequence[MpiRLink], worker: AttentionWorker, copy: 
         source, target = ends[copy(layer)], ends[copy(layer + 1)]
         for (request, message), answer in zip(source.recv_rows(layer), target.messages(layer), strict=True):
             yield "wait", request
-            source.take_rows()
             if mark := worker.attend(lane, layer, message.piece, message.rows, message.prompts, answer.out):
                 yield "wait", target.while_waiting(mark)
             worker.timeline.enter("post", lane)

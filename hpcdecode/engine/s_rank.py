@@ -65,7 +65,7 @@ class SRank:
         prompts: attends from prompt tokens, and holds their K and V meanwhile.
         timeline: of this rank.
         grammars: needed if rows have structured outputs.
-        groups: the lanes' other members; None if there are none.
+        groups: the lanes' other members, if there are any.
         sampled: takes note of the sequences that a step gave tokens.
         max_gap: seconds between two tokens of a sequence that prompts of others should take at most; None for any.
         apart: the lanes' prompts, if ranks prefill them that do nothing else.
@@ -88,7 +88,7 @@ class SRank:
         prompts: PromptKvCache,
         timeline: Timeline,
         grammars: Grammars | None = None,
-        groups: Sequence[GroupLane] | None = None,
+        groups: Sequence[GroupLane] = (),
         sampled: Callable[[Sequence[SequenceState]], None] | None = None,
         max_gap: float | None = None,
         apart: Sequence[PrefillLane] = (),
@@ -97,7 +97,7 @@ class SRank:
         self.sink, self.stops, self.timeline, self.grammars = sink, stops, timeline, grammars
         self.sampled, self.prompt_kv = sampled, prompts
         self.pace = Pace(max_gap, schedulers[0].limits.prefill_tokens, len(schedulers))
-        self.groups = [OneMember()] * len(links) if groups is None else groups
+        self.groups = groups or [OneMember()] * len(links)
         self.executors = executors(model, links, self.groups, prompts, timeline)
         self.apart, self.stopping = PromptLanes(self, apart), False
         self.seconds = self.prefill_seconds = self.decode_seconds = 0.0

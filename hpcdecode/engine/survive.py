@@ -47,6 +47,9 @@ class Survivor(Protocol):
     def scales(self, desk: Desk | None) -> list[Scale]:
         """Return the sizes of the work for the groups that are left."""
 
+    def open(self, scales: list[Scale]) -> None:
+        """Open this rank's ends of its lanes, and the communicators of the work."""
+
     def metrics(self) -> Metrics:
         """Return what this rank counted in its last work."""
 
@@ -68,7 +71,7 @@ def work_on(
         engine: of this rank.
         desk: on the lead; None on others.
         scales: of the first attempt.
-        run: does the work; returns None if rows are left.
+        run: does the work, once the engine is open for the scales; returns None if rows are left.
 
     Returns:
         What `run` returned, with the counts of earlier attempts.
@@ -77,8 +80,8 @@ def work_on(
         RankLost: the others cannot go on.
     """
     earlier: list[Metrics] = []
-    attempt = partial(run, scales)
-    while (metrics := _unless_lost(engine, attempt)) is None:
+    choose = partial(list[Scale], scales)
+    while (metrics := _attempt(engine, choose, run)) is None:
         earlier.append(engine.metrics())
         report = engine.report()
         engine.give_up()
@@ -87,7 +90,7 @@ def work_on(
         if desk:
             desk.take_back(reports)
             _tell(engine, desk.rows_left)
-        attempt = partial(_run_again, engine, desk, run)
+        choose = partial(engine.scales, desk)
     if desk:
         _tell(engine, desk.rows_left)
     for before in earlier:
@@ -115,8 +118,22 @@ def on_loss(engine: Survivor, s_ranks: Sequence[int]) -> Callable[[int, int], No
     return note
 
 
-def _run_again(engine: Survivor, desk: Desk | None, run: Callable[[list[Scale]], Metrics | None]) -> Metrics | None:
-    return run(engine.scales(desk))
+def _attempt(
+    engine: Survivor, choose: Callable[[], list[Scale]], run: Callable[[list[Scale]], Metrics | None]
+) -> Metrics | None:
+    """Open the engine for the scales that are chosen and return what `run` does with them; None if rows are left.
+
+    All ranks know of all communicators before one waits in any: a rank that knows of a loss revokes those that it has.
+    """
+
+    def opened() -> list[Scale]:
+        scales = choose()
+        engine.open(scales)
+        return scales
+
+    team = engine.team
+    scales = _unless_lost(engine, opened)
+    return None if scales is None or engine.team is not team else _unless_lost(engine, partial(run, scales))
 
 
 def _unless_lost(engine: Survivor, action: Callable[[], T | None]) -> T | None:

@@ -19,6 +19,8 @@ from hpcdecode.report.account import Account
 from hpcdecode.report.metrics import Metrics
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from hpcdecode.exchange.mpi import MpiRLink
 
 
@@ -32,6 +34,7 @@ class Work:
         s_rank: None on ranks without weights, and until it is made.
         member: that runs in its place on S-ranks that are no home of a group.
         attention: None on ranks without a KV cache.
+        home_comms: that of the groups' homes; none on other ranks, and if there is one group.
     """
 
     attention: AttentionWorker | None = None
@@ -39,6 +42,7 @@ class Work:
     member: Member | None = None
     links: Sequence[SLink | MpiRLink] = ()
     groups: Sequence[MpiGroupLane] = ()
+    home_comms: Sequence[MPI.Intracomm] = ()
 
     def metrics(self, account: Account) -> Metrics:
         """Return what this rank counted."""
@@ -79,6 +83,13 @@ class Work:
                 metrics.swap_out_bytes, metrics.swap_in_bytes = counts.bytes_out, counts.bytes_in
                 metrics.swap_seconds, metrics.swap_wait_seconds = counts.seconds, counts.waited
         return metrics
+
+    def close(self) -> None:
+        """Complete what is under way after the stop plans, and free the communicators; every rank calls this."""
+        for lane in (*self.links, *self.groups):
+            lane.close()
+        for comm in self.home_comms:
+            comm.Free()
 
     def report(self) -> RankReport:
         """Return what this rank knows of the requests that it works on."""

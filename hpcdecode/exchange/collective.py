@@ -162,7 +162,7 @@ class CollectiveSLink(MpiSLink):
         self._began = perf_counter()
 
     def take_answers(self) -> None:
-        """Make the answers that have come visible to this rank."""
+        """Take note that all answers have come."""
         if self._trial:
             self._seconds += perf_counter() - self._began
             self._rows += self._tokens
@@ -231,7 +231,7 @@ class CollectiveRLink(MpiRLink):
         return plan
 
     def recv_rows(self, layer: int) -> Iterator[tuple[MPI.Request, Message]]:
-        """Yield a layer's messages, each with its request; once that is complete call `take_rows`, then read it."""
+        """Yield a layer's messages, each with its request; to be read once that is complete."""
         if not self._collective or self.graph is None:
             yield from super().recv_rows(layer)
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 from mpi4py import MPI
 
@@ -17,15 +16,36 @@ def subset(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
         group.Free()
 
 
-def lane_communicators(
-    comm: MPI.Intracomm, groups: Sequence[Sequence[int]], lanes: Sequence[int]
-) -> list[MPI.Intracomm]:
-    """Return the communicator of every lane of this rank, by group and lane.
+def communicators(comm: MPI.Intracomm, groups: Sequence[Sequence[int]]) -> list[MPI.Intracomm]:
+    """Return the communicators of this rank, one for every group of ranks that it is in. Collective over `comm`.
+
+    Groups without a rank in common are made together. All of `comm` take part, as ULFM needs: Open MPI's
+    `MPI_Comm_create_group` waits for ever for a member that is lost.
 
     Args:
-        comm: of all ranks.
-        groups: ranks in it of each group, its S-rank first.
-        lanes: number of lanes of each group.
+        comm: The ranks.
+        groups: Ranks of each group, in the order that they have in its communicator; the same on all ranks.
     """
-    of_lanes = chain.from_iterable([number] * count for number, count in enumerate(lanes))
-    return [subset(comm, groups[number]) for number in of_lanes if comm.rank in groups[number]]
+    made: dict[int, MPI.Intracomm] = {}
+    left = [number for number, ranks in enumerate(groups) if ranks]
+    while left:
+        chosen, taken = [], set[int]()
+        for number in left:
+            if taken.isdisjoint(groups[number]):
+                chosen.append(number)
+                taken.update(groups[number])
+        own = next((number for number in chosen if comm.rank in groups[number]), None)
+        created = _created(comm, [] if own is None else groups[own])
+        if own is not None:
+            made[own] = created
+        left = [number for number in left if number not in chosen]
+    return [made[number] for number in sorted(made)]
+
+
+def _created(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
+    """Return the communicator of `ranks`, which others of `comm` create with ranks of their own, or with none."""
+    group = comm.group.Incl(list(ranks))
+    try:
+        return MPI.Intracomm(comm.Create(group))
+    finally:
+        group.Free()

@@ -7,11 +7,13 @@ Between hosts, or if a layer has no room in what is shared, each rank has its ow
 from __future__ import annotations
 
 import mmap
-import os
+import socket
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -20,12 +22,14 @@ from hpcdecode.attention.shapes import LayerShape, MixerShape
 from hpcdecode.exchange.base import PackedRows, Piece, prompt_columns
 from hpcdecode.exchange.device import Memory, PlainMemory
 from hpcdecode.exchange.partition import Partition, RankColumns
-from hpcdecode.mpi.mpich import SHARED_MEMORY
+from hpcdecode.mpi.message import post, receive, send
 from hpcdecode.mpi.wait import wait
+from hpcdecode.system.memory import available_bytes
+from hpcdecode.system.memory_file import Address, mapped, offered
 
 Buffer = list[Any]  # [memory, MPI datatype], as mpi4py takes it
 
-_ALIGN = 64  # bytes
+_OFFER = 5  # message tag, beside those of `mpi`
 _SIGNAL: Buffer = [bytearray(0), MPI.BYTE]
 HOST = torch.device("cpu")
 
@@ -155,53 +159,72 @@ def shared_bytes(shapes: Sequence[MixerShape], slots: int, prefill_tokens: int, 
 class LaneMemory:
     """The memory of a lane, shared among its ranks of one host. Every rank of the lane makes one, and closes it.
 
+    The S-rank offers a file in memory, of which every R-rank beside it takes a stretch. Messages say when a stretch
+    has been written: MPI orders the memory of both ranks at their arrival. It has no name that could be left behind,
+    and the loss of a rank is seen as at any other message.
+
     Attributes:
         ranks: memory between this rank and its peers, by R-rank on the S-rank; of one on an R-rank. Those that share
             none with the S-rank have the same there.
-        sync: memory barrier, before a signal is sent and after one has come.
     """
 
     def __init__(self, comm: MPI.Intracomm, spec: LaneSpec):
-        self._here = MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED))
-        out, back = (-(-size // _ALIGN) * _ALIGN for size in spec.shared_bytes)
-        places = comm.group.Translate_ranks(range(comm.size), self._here.group)
-        beside_s = places[0] != MPI.UNDEFINED
-        shares = comm.rank > 0 and beside_s and spec.device == HOST
-        own = out + back if shares and self._enough(out + back) else 0
-        self._window = MPI.Win.Allocate_shared(own, 1, comm=self._here)
-        if own:  # touched at once: the next lane's look at what is left counts it, and it lies on this rank's node
-            torch.frombuffer(self._window.tomemory(), dtype=torch.uint8).zero_()
-        wait(self._here.Ibarrier())  # nobody writes there before
-        self._window.Lock_all(MPI.MODE_NOCHECK)
-        self.sync = self._window.Sync
-        mine = places[1:] if comm.rank == 0 else [places[comm.rank]]
-        segments = [self._segment(place if beside_s else MPI.UNDEFINED, out) for place in mine]
+        out, back = (-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in spec.shared_bytes)
+        share = self._offer if comm.rank == 0 else self._take
+        wholes = share(comm, spec, out + back) if out + back else [None] * (comm.size - 1 if comm.rank == 0 else 1)
         none = torch.empty(0, dtype=torch.uint8)
         apart = RankMemory(spec.dtype, (none, none), spec.memory)
-        self.ranks = [RankMemory(spec.dtype, s, spec.memory) if len(s[0]) else apart for s in segments]
-        self._memory, self._pinned = spec.memory, stretches([part for s in segments for part in s])
+        shared = [None if whole is None else (whole[:out], whole[out:]) for whole in wholes]
+        self.ranks = [apart if s is None else RankMemory(spec.dtype, s, spec.memory) for s in shared]
+        self._memory, self._pinned = spec.memory, stretches([part for s in shared if s is not None for part in s])
         for first, last in self._pinned:
             spec.memory.pin(first, last - first)
 
+    def _offer(self, comm: MPI.Intracomm, spec: LaneSpec, size: int) -> list[Tensor | None]:
+        """Return the stretches of `size` bytes of the R-ranks, None for those that take none."""
+        r_ranks = range(1, comm.size)
+        with ExitStack() as stack:
+            offers: list[_Offer] = []
+            with suppress(OSError):
+                file = stack.enter_context(offered(size * len(r_ranks)))
+                offers.append(_Offer(socket.gethostname(), file))
+            sent = [post(comm, rank, _OFFER, offers) for rank in r_ranks]
+            takers = [receive(comm, rank, _OFFER, bool) for rank in r_ranks]
+            for request in sent:
+                wait(request)
+            if not any(takers):
+                return [None] * len(r_ranks)
+            whole = mapped(file, 0, size * len(r_ranks)).split(size)
+            return [stretch if takes else None for stretch, takes in zip(whole, takers, strict=True)]
+
+    def _take(self, comm: MPI.Intracomm, spec: LaneSpec, size: int) -> list[Tensor | None]:
+        """Return this R-rank's stretch of `size` bytes; None if it is on another host, or has no room for it."""
+        taken: Tensor | None = None
+        for offer in receive(comm, 0, _OFFER, list[_Offer]):
+            if offer.host == socket.gethostname() and spec.device == HOST and self._enough(size * (comm.size - 1)):
+                with suppress(OSError):
+                    taken = mapped(offer.file, size * (comm.rank - 1), size)
+        if taken is not None:
+            taken.zero_()  # so that it lies on this rank's node, and the next lane's look at what is left counts it
+        send(comm, 0, _OFFER, taken is not None)
+        return [taken]
+
     def _enough(self, size: int) -> bool:
         """Return whether this host has room for what its ranks take; touching memory that is not there kills."""
-        status = os.statvfs(SHARED_MEMORY)
-        return 2 * size * self._here.size <= status.f_bavail * status.f_frsize
-
-    def _segment(self, place: int, out: int) -> tuple[Tensor, Tensor]:
-        """Return an R-rank's memory, to it and back; empty if there is none."""
-        memory = b"" if place == MPI.UNDEFINED else self._window.Shared_query(place)[0]
-        whole = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
-        return whole[:out], whole[out:]
+        return 2 * size <= available_bytes()
 
     def close(self) -> None:
-        """Free the shared memory; every rank of the lane calls this."""
+        """Let go of the shared memory."""
         del self.ranks
         for first, _ in self._pinned:
             self._memory.unpin(first)
-        self._window.Unlock_all()
-        self._window.Free()
-        self._here.Free()
+
+
+class _Offer(msgspec.Struct, frozen=True):
+    """Memory of a lane, and the host that has it."""
+
+    host: str
+    file: Address
 
 
 def stretches(memories: Sequence[Tensor]) -> list[tuple[int, int]]:

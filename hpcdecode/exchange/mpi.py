@@ -128,7 +128,6 @@ class MpiSLink:
 
     def send(self, parcel: Parcel) -> None:
         """Send a parcel, which is packed."""
-        self._memory.sync()
         posts = outgoing_of(parcel).posts
         self._sent.requests += [self.comm.Isend(message.qkv, rank, _QKV) for rank, message in posts]
 
@@ -137,8 +136,7 @@ class MpiSLink:
         return self._answers.Test()
 
     def take_answers(self) -> None:
-        """Make the answers that have come visible to this rank."""
-        self._memory.sync()
+        """Take note that all answers have come."""
 
     def recv_output(self) -> None:
         """Unpack the answers into o."""
@@ -226,7 +224,7 @@ class MpiRLink:
         self._by_kind = {}
 
     def recv_rows(self, layer: int) -> Iterator[tuple[MPI.Request, Message]]:
-        """Yield a layer's messages, each with its request; once that is complete call `take_rows`, then read it."""
+        """Yield a layer's messages, each with its request; to be read once that is complete."""
         messages = self.messages(layer)
         wait(self._sent)
         requests = [self.comm.Irecv(message.qkv, 0, _QKV) for message in messages]
@@ -241,13 +239,8 @@ class MpiRLink:
             )
         return self._by_kind[kind]
 
-    def take_rows(self) -> None:
-        """Make what was announced visible to this rank."""
-        self._memory.sync()
-
     def send_output(self, message: Message) -> None:
         """Send the output of a piece back."""
-        self._memory.sync()
         self._sent.requests.append(self.comm.Isend(message.answer, 0, _OUT))
 
     def poke(self) -> None:

@@ -94,7 +94,6 @@ class _REnd:
     def round(self) -> None:
         for request, message in self.link.recv_rows(0):
             wait(request)
-            self.link.take_rows()
             message.out.copy_(message.rows[:, : self._out_columns])
             self.link.send_output(message)
 

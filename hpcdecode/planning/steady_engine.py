@@ -9,7 +9,6 @@ import torch
 
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.engine import Engine
-from hpcdecode.engine.group_lane import MpiGroupLane
 from hpcdecode.engine.links import Lane
 from hpcdecode.engine.programs import Program
 from hpcdecode.engine.s_rank import SRank
@@ -41,21 +40,24 @@ class SteadyEngine(Engine):
         self._load, self.timeline, self._attention = load, Timeline(), None
         batch = load.lane_batch + 1
         scale = Scale(load.lanes * batch, 1, load.steps + 1, _NO_LIMIT, max(load.chunk, 1), [batch] * load.lanes)
-        self._run([scale] * len(self.team.groups), self._run_steady)
+        scales = [scale] * len(self.team.groups)
+        self.open(scales)
+        self._run(scales, self._run_steady)
         return self.team.gather_all({**self._own, "step": sum(self._own.values())}, dict[str, float])
 
-    def _run_steady(self, groups: list[MpiGroupLane] | None) -> bool:
+    def _run_steady(self) -> bool:
         """Run the lanes of an S-rank."""
         before, steps = self._begin(), self._load.steps
         if self.team.place in self.team.homes:
             schedulers = steady_schedulers(self._load, len(self.team.pool))
             schedulers[0].before_second_step = lambda: before.update(self.timeline.shares())
             links, prompts = cast("Sequence[SLink]", self._work.links), self._open_prompts()
-            s_rank = SRank(self.model, links, schedulers, NoSink(), Stops(), prompts, self.timeline, groups=groups)
-            self._work.s_rank = s_rank
-            s_rank.run(lambda: None)
+            self._work.s_rank = SRank(
+                *(self.model, links, schedulers, NoSink(), Stops(), prompts, self.timeline), groups=self._work.groups
+            )
+            self._work.s_rank.run(lambda: None)
         else:
-            self._run_member(groups)
+            self._run_member()
             steps += 1
         self._own = seconds_since(before, self.timeline, steps)
         return True

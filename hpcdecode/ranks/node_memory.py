@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.ranks.team import Team
-from hpcdecode.system.shared_memory import Address, PrivateMemory, SharedMemory, WeightMemory, shares_huge_pages
+from hpcdecode.system.memory_file import Address
+from hpcdecode.system.shared_memory import PrivateMemory, SharedMemory, WeightMemory, shares_huge_pages
 
 COPIES_SHARE = 0.1  # of a host's memory, that copies of the weights may take where shared memory has small pages
 

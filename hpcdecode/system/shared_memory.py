@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import re
-import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-import msgspec
-import torch
 from torch import Tensor
 
 from hpcdecode.system.cgroup import read
 from hpcdecode.system.memory import HUGE_PAGE, huge_zeros
+from hpcdecode.system.memory_file import Address, MemoryFile, offered
 
 _MOST_BYTES = 1 << 46  # of a file, which takes memory only where it has been written
-_NAME = "hpcdecode-"
 
 Fill = Callable[[Tensor], None]  # writes uint8 [nbytes], which is zeros
 
@@ -52,27 +47,13 @@ class PrivateMemory:
         return made
 
 
-class Address(msgspec.Struct, frozen=True):
-    """Where other processes of the host and the user find a file in memory.
-
-    Attributes:
-        process: Id of the process that made it.
-        descriptor: The file there.
-        name: Name of the file, by which others know that it is this one.
-    """
-
-    process: int
-    descriptor: int
-    name: str
-
-
 class SharedMemory:
     """Memory of several processes, which ask for the same sizes in the same order. Close it once all have loaded.
 
     Each piece is made by the process that has made the fewest bytes so far.
 
     Args:
-        descriptor: The file in memory, which this object owns.
+        file: In memory, which this object owns.
         place: Number of this process among those that share it.
         count: Number of processes.
 
@@ -81,27 +62,20 @@ class SharedMemory:
         made: Bytes that this one has made.
     """
 
-    def __init__(self, descriptor: int, place: int, count: int):
-        self._descriptor, self._place = descriptor, place
+    def __init__(self, file: MemoryFile, place: int, count: int):
+        self._file, self._place = file, place
         self.shares, self.made = [0] * count, 0
         self._makers: dict[int, int] = {}  # by address
         self._end = 0
 
     @staticmethod
-    @contextmanager
-    def offered() -> Iterator[Address]:
+    def offered() -> AbstractContextManager[Address]:
         """Make a file in memory for others to open inside the block.
 
         Raises:
             OSError: If the system or a limit does not allow it.
         """
-        name = _NAME + secrets.token_hex(16)
-        descriptor = os.memfd_create(name)
-        try:
-            os.truncate(descriptor, _MOST_BYTES)
-            yield Address(os.getpid(), descriptor, name)
-        finally:
-            os.close(descriptor)
+        return offered(_MOST_BYTES)
 
     @classmethod
     def open(cls, address: Address, place: int, count: int) -> SharedMemory:
@@ -110,19 +84,12 @@ class SharedMemory:
         Raises:
             OSError: If there is no such file, as in a container of its own.
         """
-        descriptor = os.open(f"/proc/{address.process}/fd/{address.descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        if os.readlink(f"/proc/self/fd/{descriptor}") != f"/memfd:{address.name} (deleted)":
-            os.close(descriptor)
-            raise OSError(f"process {address.process} is another one here")
-        return cls(descriptor, place, count)
+        return cls(MemoryFile.open(address), place, count)
 
     def filled(self, nbytes: int, fill: Fill, beside: Tensor | None = None) -> Tensor:
         """Return memory with what `fill` writes in one of the processes, uint8 [nbytes], once all are done loading."""
         start, self._end = self._end, self._end + -(-nbytes // HUGE_PAGE) * HUGE_PAGE
-        memory = mmap.mmap(self._descriptor, nbytes, flags=mmap.MAP_SHARED, offset=start)
-        with suppress(OSError):  # the kernel has no huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        made = torch.frombuffer(memory, dtype=torch.uint8)
+        made = self._file.mapped(start, nbytes, huge=True)
         fewest = self.shares.index(min(self.shares))
         maker = fewest if beside is None else self._makers[beside.data_ptr()]
         self._makers[made.data_ptr()] = maker
@@ -134,4 +101,4 @@ class SharedMemory:
 
     def close(self) -> None:
         """Close the file. What has been made stays until no process uses it."""
-        os.close(self._descriptor)
+        self._file.close()

@@ -93,7 +93,6 @@ def serve_r(link: MpiRLink, layers: int) -> float:
         for layer in range(layers):
             for request, message in link.recv_rows(layer):
                 wait(request)
-                link.take_rows()
                 wait(link.while_waiting(Late(3)))
                 message.out.copy_(message.rows.repeat(1, 3)[:, : message.out.shape[1]] * WORLD.rank)
                 came += WORLD.rank * float(message.prompts.double().sum())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
 import sys
 import time
 from itertools import pairwise
@@ -135,6 +137,16 @@ def test_a_job_that_cannot_go_on_ends_by_name(hpcdecode, lost, left):
         job.kill(rank, 0.5)
     code, err = job.end()
     assert code != 0 and f"rank {lost[-1]} (" in err and left in err, err
+
+
+@needs_ulfm
+def test_a_rank_that_is_lost_while_communicators_are_made(hpcdecode):
+    script = str(ROOT / "tests/mpi/run_lost_while_created.py")
+    launched = ["mpiexec", "--with-ft", "ulfm", "-n", "4", sys.executable, script]
+    launched[0] = str(Path(sys.executable).parent / launched[0])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(launched, capture_output=True, text=True, timeout=100, env=environment)
+    assert result.stdout.count("LOST [1]") == 3, result.stderr[-3000:]
 
 
 def test_it_is_refused_where_mpi_cannot(hpcdecode, tmp_path):

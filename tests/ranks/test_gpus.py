@@ -200,6 +200,7 @@ def test_an_engine_uses_its_gpu_before_all_else(monkeypatch):
 
     made = Engine.__new__(Engine)
     made.options, made.team = EngineOptions(model=""), sr_rank()
+    monkeypatch.setattr(Engine, "open", lambda self, _: None)
     monkeypatch.setattr(Engine, "_run", lambda self, *_: calls.append("run") or True)
     monkeypatch.setattr(Engine, "metrics", lambda self: "metrics")
     calls.clear()

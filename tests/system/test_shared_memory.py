@@ -9,11 +9,13 @@ import sys
 import pytest
 import torch
 
-from hpcdecode.system.shared_memory import Address, PrivateMemory, SharedMemory
+from hpcdecode.system.memory_file import Address
+from hpcdecode.system.shared_memory import PrivateMemory, SharedMemory
 
 READER = """
 import sys
-from hpcdecode.system.shared_memory import Address, SharedMemory
+from hpcdecode.system.memory_file import Address
+from hpcdecode.system.shared_memory import SharedMemory
 memory = SharedMemory.open(Address(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]), 1, 2)
 first = memory.filled(3_000_000, lambda made: sys.exit("not this one's"))
 second = memory.filled(5, lambda made: made.fill_(int(first[-1]) + 1))
