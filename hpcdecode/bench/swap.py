@@ -1,8 +1,8 @@
 """`hpcdecode bench swap`: bytes a second that sequences move to a tier and back, against a plain copy of a file.
 
 K and V of sequences leave a KV cache for a file, as with `--kv-swap nvme:DIRECTORY:SIZE`, and come back: with copies to
-staging buffers and checksums. The reference writes and reads as many bytes, in pieces of the same size and with as many
-threads, past the page cache if the file system allows it. Both take turns. What comes back is compared.
+staging buffers and checksums. The reference writes and reads as many bytes from and to as much memory, in pieces of the same
+size and with as many threads, past the page cache if the file system allows it. Both take turns. What comes back is compared.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def run(options: argparse.Namespace) -> Report:
         raise UserError(f"{expected}, got: {first_line(error)}") from error
     swap = KvSwap(kv_cache, [tier])
     before = _content(kv_cache)
-    moved, copied = [], []
+    moved, copied, memory = [], [], memory_for(total // size * size)
+    memory[:] = 1
     for turn in range(options.passes):
-        copied.append(_copy(plain, total // size, size))
+        copied.append(_copy(plain, memory, size))
         moved.append(_move(swap, kv_cache, lengths, turn * count))
     if not np.array_equal(before, _content(kv_cache)) or swap.counts.failures:
         raise InvariantViolation("what comes back is what left", f"{swap.counts.failures} failures, or other bytes")
@@ -110,22 +111,20 @@ def _move(swap: KvSwap, kv_cache: CpuKvCache, lengths: tuple[int, ...], ticket: 
     return [out - begin, perf_counter() - out]
 
 
-def _copy(tier: FileTier, chunks: int, size: int) -> list[float]:
-    """Write and read so many chunks with the threads of a tier; return the seconds of each."""
-    seconds = []
+def _copy(tier: FileTier, memory: Chunk, size: int) -> list[float]:
+    """Write and read memory in chunks with the threads of a tier; return the seconds of each."""
+    seconds, pieces = [], memory.reshape(-1, size)
     with ThreadPoolExecutor(THREADS) as pool:
         for move in (tier.write, tier.read):
             begin = perf_counter()
-            each = [pool.submit(partial(_some, move, range(i, chunks, THREADS), size)) for i in range(THREADS)]
+            each = [pool.submit(partial(_some, move, pieces, range(i, len(pieces), THREADS))) for i in range(THREADS)]
             for one in each:
                 one.result()
             seconds.append(perf_counter() - begin)
     return seconds
 
 
-def _some(move: Callable[[int, Chunk], None], chunks: range, size: int) -> None:
-    """Move some chunks."""
-    data = memory_for(size)
-    data[:] = 1
+def _some(move: Callable[[int, Chunk], None], pieces: Chunk, chunks: range) -> None:
+    """Move some chunks, each to or from its own memory."""
     for chunk in chunks:
-        move(chunk, data)
+        move(chunk, pieces[chunk])
