@@ -14,17 +14,12 @@ struct ByteProducts {
     static constexpr int kAtOnce = 4;  // times whose products a sum takes
     static constexpr int kScales = 1;  // of an output, for 32 inputs
 
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    static __m256i add(__m256i sum, __m256i codes, __m256i x) { return _mm256_dpbusd_epi32(sum, codes, x); }
-    static __m256i whole(__m256i sum) { return sum; }
-#else
     static __m256i add(__m256i sum, __m256i codes, __m256i x) {  // two sums of 16 bits in a lane
         sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
         asm("" : "+x"(sum));  // else GCC adds products as a tree, which spills all of them
         return sum;
     }
     static __m256i whole(__m256i sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
-#endif
     static __m256i nibbles(const char* both, int time) {
         const __m256i of = ints_at(both);
         return _mm256_and_si256(time % 2 == 0 ? of : _mm256_srli_epi16(of, 4), _mm256_set1_epi8(15));
@@ -66,6 +61,8 @@ struct TableVectors : NibbleVectors {
     }
 };
 
+inline constexpr int8_t kTwiceFp4From12[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
 // Codes of MXFP4: of 8 outputs each, 4 inputs at a time. They are shown as twice their number, plus 12, so a sum of
 // 16 bits has 8 products of at most 24 * 127.
 struct Fp4Vectors : ByteProducts {
@@ -73,7 +70,7 @@ struct Fp4Vectors : ByteProducts {
 
     static __m128i order() { return _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15); }
     static __m256i at(const char* block, int time, int vector) {
-        const __m128i of = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+        const __m128i of = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kTwiceFp4From12));
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(of),
                                    nibbles(block + (time / 2 * kVectors + vector) * 32, time));
     }
@@ -87,7 +84,11 @@ struct Fp4Vectors : ByteProducts {
 
 // Codes of a byte, signed, as numbers of 16 bits: of 8 outputs each, 2 inputs at a time.
 struct ByteVectors {
+#if defined(__AVX512VNNI__)
+    using Inputs = RoundedInputs<int8_t>;  // rounded_avx512.h
+#else
     using Inputs = RoundedInputs<int16_t>;
+#endif
     static constexpr int kVectors = 2, kTimes = 16, kAtOnce = 16, kScales = 1;
 
     static __m128i order() { return _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }

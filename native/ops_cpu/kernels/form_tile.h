@@ -5,7 +5,11 @@
 
 #include "blocked_tile.h"
 #include "form_factors.h"
+#if defined(__AVX512VNNI__)
+#include "rounded_avx512.h"
+#else
 #include "rounded_tile.h"
+#endif
 
 namespace hpcdecode::ops::HPCDECODE_ISA {
 namespace {
@@ -54,6 +58,26 @@ void form_tile(const Tile& t, int rows) {
 
 template <class Form, class Unit, class Out>
 constexpr DirectTiles form_tiles = {form_tile<Form, Unit, Out>, kMostTileRows, true};
+
+#if defined(__AVX512VNNI__)
+template <class Form, class Out>
+constexpr TileKernel kRoundedTile = quad_tile<Form, Out>;
+#else
+template <class Form, class Out>
+constexpr TileKernel kRoundedTile = rounded_tile<Form, Out>;
+#endif
+
+template <class Form>
+constexpr RoundedKernels by_rounded_rows() {
+    using Vectors = typename Form::Vectors;
+    if constexpr (std::is_void_v<Vectors>) {
+        return {};
+    } else {
+        return {{round_row<Vectors, FromFloat32>, round_row<Vectors, FromBfloat16>},
+                {kRoundedTile<Form, VectorToFloat32>, kRoundedTile<Form, VectorToBfloat16>},
+                sizeof(typename Vectors::Inputs)};
+    }
+}
 
 // Kernels of a form that expands to factors.
 template <class Factors>

@@ -166,17 +166,5 @@ void rounded_tile(const Tile& t, int rows) {
     store_sums<Out>(t, rows, sums);
 }
 
-template <class Form>
-constexpr RoundedKernels by_rounded_rows() {
-    using Vectors = typename Form::Vectors;
-    if constexpr (std::is_void_v<Vectors>) {
-        return {};
-    } else {
-        return {{round_row<Vectors, FromFloat32>, round_row<Vectors, FromBfloat16>},
-                {rounded_tile<Form, VectorToFloat32>, rounded_tile<Form, VectorToBfloat16>},
-                sizeof(typename Vectors::Inputs)};
-    }
-}
-
 }  // namespace
 }  // namespace hpcdecode::ops::HPCDECODE_ISA
