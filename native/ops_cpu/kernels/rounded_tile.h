@@ -2,6 +2,7 @@
 //
 // Of 32 inputs, or as many as share a scale, products are summed in whole numbers, exactly. So a sum is that of
 // scale of the row * (scale of the weights * whole + start of the weights * sum of the row).
+// CPUs with VNNI in 512 bits have tiles of their own (rounded_avx512.h).
 #pragma once
 #include <type_traits>
 
