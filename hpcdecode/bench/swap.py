@@ -1,8 +1,9 @@
 """`hpcdecode bench swap`: bytes a second that sequences move to a tier and back, against a plain copy of a file.
 
 K and V of sequences leave a KV cache for a file, as with `--kv-swap nvme:DIRECTORY:SIZE`, and come back: with copies to
-staging buffers and checksums. The reference writes and reads as many bytes from and to as much memory, in pieces of the same
-size and with as many threads, past the page cache if the file system allows it. Both take turns. What comes back is compared.
+staging buffers and checksums. The reference writes and reads as many bytes from and to as much memory, in pieces of the
+same size and with as many threads, past the page cache if the file system allows it. Both take turns. What comes back
+is compared.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Between hosts, or if a layer has no room in what is shared, each rank has its ow
 from __future__ import annotations
 
 import mmap
+import os
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -170,8 +171,9 @@ class LaneMemory:
 
     def __init__(self, comm: MPI.Intracomm, spec: LaneSpec):
         out, back = (-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in spec.shared_bytes)
-        share = self._offer if comm.rank == 0 else self._take
-        wholes = share(comm, spec, out + back) if out + back else [None] * (comm.size - 1 if comm.rank == 0 else 1)
+        wholes: list[Tensor | None] = [None] * (comm.size - 1 if comm.rank == 0 else 1)
+        if size := out + back:
+            wholes = self._offer(comm, size) if comm.rank == 0 else [self._take(comm, size, spec.device)]
         none = torch.empty(0, dtype=torch.uint8)
         apart = RankMemory(spec.dtype, (none, none), spec.memory)
         shared = [None if whole is None else (whole[:out], whole[out:]) for whole in wholes]
@@ -180,34 +182,33 @@ class LaneMemory:
         for first, last in self._pinned:
             spec.memory.pin(first, last - first)
 
-    def _offer(self, comm: MPI.Intracomm, spec: LaneSpec, size: int) -> list[Tensor | None]:
+    def _offer(self, comm: MPI.Intracomm, size: int) -> list[Tensor | None]:
         """Return the stretches of `size` bytes of the R-ranks, None for those that take none."""
         r_ranks = range(1, comm.size)
         with ExitStack() as stack:
-            offers: list[_Offer] = []
+            offers, whole = list[_Offer](), torch.empty(0, dtype=torch.uint8)
             with suppress(OSError):
                 file = stack.enter_context(offered(size * len(r_ranks)))
+                whole = mapped(file, 0, size * len(r_ranks))
                 offers.append(_Offer(socket.gethostname(), file))
             sent = [post(comm, rank, _OFFER, offers) for rank in r_ranks]
             takers = [receive(comm, rank, _OFFER, bool) for rank in r_ranks]
             for request in sent:
                 wait(request)
-            if not any(takers):
-                return [None] * len(r_ranks)
-            whole = mapped(file, 0, size * len(r_ranks)).split(size)
-            return [stretch if takes else None for stretch, takes in zip(whole, takers, strict=True)]
+        return [whole[i * size : (i + 1) * size] if takes else None for i, takes in enumerate(takers)]
 
-    def _take(self, comm: MPI.Intracomm, spec: LaneSpec, size: int) -> list[Tensor | None]:
+    def _take(self, comm: MPI.Intracomm, size: int, device: torch.device) -> Tensor | None:
         """Return this R-rank's stretch of `size` bytes; None if it is on another host, or has no room for it."""
         taken: Tensor | None = None
         for offer in receive(comm, 0, _OFFER, list[_Offer]):
-            if offer.host == socket.gethostname() and spec.device == HOST and self._enough(size * (comm.size - 1)):
+            mates = min(comm.size - 1, os.cpu_count() or 1)  # on this host, at most
+            if offer.host == socket.gethostname() and device == HOST and self._enough(size * mates):
                 with suppress(OSError):
                     taken = mapped(offer.file, size * (comm.rank - 1), size)
         if taken is not None:
             taken.zero_()  # so that it lies on this rank's node, and the next lane's look at what is left counts it
         send(comm, 0, _OFFER, taken is not None)
-        return [taken]
+        return taken
 
     def _enough(self, size: int) -> bool:
         """Return whether this host has room for what its ranks take; touching memory that is not there kills."""
