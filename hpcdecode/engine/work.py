@@ -85,11 +85,12 @@ class Work:
         return metrics
 
     def close(self) -> None:
-        """Complete what is under way after the stop plans, and free the communicators; every rank calls this."""
+        """Complete what is under way after the stop plans, and free the lanes' communicators; every rank calls this.
+
+        That of homes stays: messages that nobody takes any more would come to the next one with its context.
+        """
         for lane in (*self.links, *self.groups):
             lane.close()
-        for comm in self.home_comms:
-            comm.Free()
 
     def report(self) -> RankReport:
         """Return what this rank knows of the requests that it works on."""
