@@ -53,8 +53,8 @@ class Client:
         for i, fields in enumerate(ROWS):
             rows.append(desk.submit(fields, SAMPLED, client=str(i % 3), updates=True))
             if i % 20 == 19:
-                time.sleep(0.2)  # all may be idle
-        time.sleep(0.2)
+                time.sleep(0.05)  # all may be idle
+        time.sleep(0.05)
         for row in unwanted:
             desk.cancel(row.line)
         with self.changed:
