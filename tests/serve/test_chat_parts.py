@@ -56,7 +56,8 @@ def test_parts_at_once_and_streamed(server, name):
     for index, call in enumerate(whole["message"].get("tool_calls", [])):
         assert call.pop("index") == index
     assert whole == choice
-    assert sum(bool(chunk["choices"][0]["delta"]) for chunk in chunks(stream)) > (2 if name in ("all", "reasoning") else 1)
+    told = sum(bool(chunk["choices"][0]["delta"]) for chunk in chunks(stream))
+    assert told > (2 if name in ("all", "reasoning") else 1)  # a chunk may have what several tokens say
 
 
 def test_tools_by_the_client_of_openai(server):
