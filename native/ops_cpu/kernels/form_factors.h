@@ -12,9 +12,35 @@ struct TwoScaleVectors;
 template <const int8_t (&table)[16], int scales, int at_once>
 struct TableVectors;
 
+// Writes codes of 4 bits. Own: The form, whose `affine` gives scales of `inputs`, 32 or 16.
+template <class Own, int64_t inputs = kBlockInputs, class Numbers = WholeNumbers>
+struct Nibbles {
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        const Affine first = Own::affine(scales, input);
+        if constexpr (inputs < kBlockInputs)
+            put_nibbles<round, stride, Numbers>(first, Own::affine(scales, input + inputs), codes, to);
+        else
+            put_nibbles<round, stride, Numbers>(first, first, codes, to);
+    }
+};
+
+// Writes codes of a byte, as above.
+template <class Own, int64_t inputs = kBlockInputs>
+struct Bytes {
+    template <bool round, int64_t stride>
+    static void write(const char* scales, int64_t input, const char* codes, float* to) {
+        const Affine first = Own::affine(scales, input);
+        if constexpr (inputs < kBlockInputs)
+            put_bytes<round, stride>(first, Own::affine(scales, input + inputs), codes, to);
+        else
+            put_bytes<round, stride>(first, first, codes, to);
+    }
+};
+
 // Forms as tiles take them. `Vectors`, if not void, is how vectors hold codes as bytes, `Words` how AVX-512 expands
 // them (words_avx512.h). `write` expands the 32 inputs from `input` on of half a panel.
-struct Int4Factors : Int4Layout {
+struct Int4Factors : Int4Layout, Nibbles<Int4Factors> {
     using Vectors = NibbleVectors;
     using Words = struct Int4Words;
 
@@ -27,14 +53,9 @@ struct Int4Factors : Int4Layout {
         }
         return by;
     }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = affine(scales, input);
-        put_nibbles<round, stride>(by, by, codes, to);
-    }
 };
 
-struct Q41Factors : Q41Layout {
+struct Q41Factors : Q41Layout, Nibbles<Q41Factors> {
     using Vectors = NibbleVectors;
     using Words = struct Q41Words;
 
@@ -43,82 +64,49 @@ struct Q41Factors : Q41Layout {
         return {{halves_at(scales, 0), halves_at(scales, kEight)},
                 {halves_at(scales, kHalf), halves_at(scales, kHalf + kEight)}};
     }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = affine(scales, input);
-        put_nibbles<round, stride>(by, by, codes, to);
-    }
 };
 
-struct Q80Factors : Q80Layout {
+struct Q80Factors : Q80Layout, Bytes<Q80Factors> {
     using Vectors = ByteVectors;
     using Words = struct Q80Words;
 
     static Affine affine(const char* scales, int64_t input) {
         return half_scales_at(scales_of<Q80Layout>(scales, input));
     }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = affine(scales, input);
-        put_bytes<round, stride>(by, by, codes, to);
-    }
 };
 
-struct Q4KFactors : Q4KLayout {
+struct Q4KFactors : Q4KLayout, Nibbles<Q4KFactors> {
     using Vectors = NibbleVectors;
     using Words = struct Q4KWords;
 
     static Affine affine(const char* scales, int64_t input) { return levels<Q4KLayout>(scales, input); }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = affine(scales, input);
-        put_nibbles<round, stride>(by, by, codes, to);
-    }
 };
 
-struct Q5KFactors : Q5KLayout {
+struct Q5KFactors : Q5KLayout, Bytes<Q5KFactors> {
     using Vectors = ByteVectors;
     using Words = struct Q5KWords;
 
     static Affine affine(const char* scales, int64_t input) { return levels<Q5KLayout>(scales, input); }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = affine(scales, input);
-        put_bytes<round, stride>(by, by, codes, to);
-    }
 };
 
-struct Q6KFactors : Q6KLayout {
+struct Q6KFactors : Q6KLayout, Bytes<Q6KFactors, kHalf> {
     using Vectors = TwoScaleVectors;
     using Words = struct Q6KWords;
 
     static Affine affine(const char* scales, int64_t input) { return signed_levels<Q6KLayout>(scales, input); }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        put_bytes<round, stride>(affine(scales, input), affine(scales, input + kHalf), codes, to);
-    }
 };
 
-struct Q2KFactors : Q2KLayout {
+struct Q2KFactors : Q2KLayout, Nibbles<Q2KFactors, kHalf> {
     using Vectors = void;
     using Words = struct Q2KWords;
 
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        put_nibbles<round, stride>(levels<Q2KLayout, kHalf>(scales, input),
-                                   levels<Q2KLayout, kHalf>(scales, input + kHalf), codes, to);
-    }
+    static Affine affine(const char* scales, int64_t input) { return levels<Q2KLayout, kHalf>(scales, input); }
 };
 
 // Numbers of a table, with signed scales of 16 inputs.
 template <class Layout, const float (&table)[16]>
-struct SignedLevelFactors : Layout {
+struct SignedLevelFactors : Layout, Nibbles<SignedLevelFactors<Layout, table>, kHalf, TableNumbers<table>> {
     static Affine affine(const char* scales, int64_t input) { return signed_levels<Layout>(scales, input); }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        put_nibbles<round, stride, TableNumbers<table>>(affine(scales, input), affine(scales, input + kHalf), codes,
-                                                        to);
-    }
 };
 struct Q3KFactors : SignedLevelFactors<Q3KLayout, kQ3> {
     using Vectors = TableVectors<kWholeQ3, 2, 2>;
@@ -129,28 +117,21 @@ struct Iq4XsFactors : SignedLevelFactors<Iq4XsLayout, kIq4> {
     using Words = struct Iq4XsWords;
 };
 
-struct Iq4NlFactors : Iq4NlLayout {
+struct Iq4NlFactors : Iq4NlLayout, Nibbles<Iq4NlFactors, kBlockInputs, TableNumbers<kIq4>> {
     using Vectors = TableVectors<kWholeIq4, 1, 1>;
     using Words = struct Iq4NlWords;
 
     static Affine affine(const char* scales, int64_t input) {
         return half_scales_at(scales_of<Iq4NlLayout>(scales, input));
     }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = affine(scales, input);
-        put_nibbles<round, stride, TableNumbers<kIq4>>(by, by, codes, to);
-    }
 };
 
-struct Nf4Factors : Nf4Layout {
+struct Nf4Factors : Nf4Layout, Nibbles<Nf4Factors, kBlockInputs, TableNumbers<kNf4>> {
     using Vectors = void;
     using Words = struct Nf4Words;
 
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = float_scales_at(scales_of<Nf4Layout>(scales, input));
-        put_nibbles<round, stride, TableNumbers<kNf4>>(by, by, codes, to);
+    static Affine affine(const char* scales, int64_t input) {
+        return float_scales_at(scales_of<Nf4Layout>(scales, input));
     }
 };
 
@@ -183,17 +164,12 @@ struct Nvfp4Factors : Nvfp4Layout {
     }
 };
 
-struct I8Factors : I8Layout {
+struct I8Factors : I8Layout, Bytes<I8Factors> {
     using Vectors = ByteVectors;
     using Words = struct I8Words;
 
     static Affine affine(const char* scales, int64_t input) {
         return float_scales_at(scales_of<I8Layout>(scales, input));
-    }
-    template <bool round, int64_t stride>
-    static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = affine(scales, input);
-        put_bytes<round, stride>(by, by, codes, to);
     }
 };
 
