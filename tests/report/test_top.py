@@ -170,7 +170,7 @@ def test_it_goes_on_until_it_is_left(job, tmp_path, leave):
 
 @pytest.mark.system
 def test_a_real_job_from_its_begin_to_its_end(hpcdecode, tmp_path):
-    rows = [{"prompt": f"Line {n}", "max_tokens": 50} for n in range(160)]
+    rows = [{"prompt": f"Line {n}", "max_tokens": 200} for n in range(160)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n{broken\n")
     command = ("generate", "p.jsonl", "-q", "--model", "demo", "--ignore-eos", "--batch", 16, "--checkpoint-every", 0.3)
     status, end = tmp_path / "p.h5.parts" / STATUS, time.monotonic() + 60
