@@ -101,6 +101,41 @@ MIXED = {
             "v_head_dim": 128,
         },
     ),
+    "qwen3.5": MixedModel(  # 12 of the layers of Qwen3.5 0.8B: the gated delta rule, and 3 with attention
+        "Qwen3_5TextConfig",
+        {
+            "vocab_size": 32_000,
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 12,
+            "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 3,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+        },
+    ),
+    "glm-4.7-flash": MixedModel(  # 8 layers as wide as those of GLM-4.7-Flash; without experts a DeepSeek-V3, which
+        "DeepseekV3Config",  # vLLM and llama.cpp run, too
+        {
+            "vocab_size": 32_000,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 8,
+            "first_k_dense_replace": 8,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
+            "q_lora_rank": 768,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 256,
+        },
+    ),
     "states": MixedModel(  # states alone
         "Mamba2Config",
         {
