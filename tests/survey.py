@@ -28,13 +28,15 @@ LIMIT = 1e-4  # of the largest difference of logits
 
 def try_type(name: str, folder: Path) -> dict[str, Any]:
     """Return state and reason of the model type `name`; folder: for its checkpoint."""
-    from tests.support.whole_models import save_whole
+    from tests.support.whole_models import of_text, save_whole
 
     try:
         config = small_config(name)
         if config.is_encoder_decoder:
             return {"state": "encoder-decoder"}
         whole = save_whole(config, folder)
+        with torch.no_grad():
+            of_text(whole)(input_ids=torch.arange(2, 40)[None], use_cache=False)  # if it fails, no refusal means much
     except Exception as e:
         return {"state": "no tiny model", "reason": f"{type(e).__name__}: {e}"}
     return compare(whole, folder)

@@ -20,6 +20,7 @@ from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.trace import export_kinds, read_program
 from hpcdecode.model.run.stages import stages_of
 from tests.support.models import LATENT, SHAPE, save
+from tests.support.tiny import tiny
 from tests.support.whole_models import logits_difference, read_whole, save_whole
 
 INDEX = {"index_topk": 24, "index_n_heads": 16, "index_head_dim": 16}
@@ -116,6 +117,23 @@ def test_pools_whose_newest_tokens_are_left_out_are_refused():
     assert reason_to_refuse(given) is None and longest(given) == 24
     given.index_topk = 18
     assert longest(given) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("glm5_next", {"index_topk": 52, "index_kpool": 4}), ("qwen4_exp_text", {"indexer_budget": 64})],
+)
+def test_sequences_end_with_the_pools_that_are_chosen(name, sizes, tmp_path):
+    """Of up to so many tokens logits are those of transformers, of the incomplete pool at their end too."""
+    whole = save_whole(tiny(name, **sizes), tmp_path)
+    model, (most, *_) = load_split(tmp_path, dtype="float32"), sizes.values()
+    assert model.max_positions == most
+    assert logits_difference(model, whole, (most, 37)) < 1e-4
+
+
+def test_embeddings_of_several_tokens_are_refused():
+    given = tiny("qwen4_exp_text", ple_layer_ids=[1], eos_token_id=2)
+    assert "ple_layer_ids" in reason_to_refuse(given)
 
 
 def test_rows_end_where_indexers_begin_to_leave_out_tokens(tmp_path, caplog):

@@ -158,6 +158,8 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     embedding = model.get_input_embeddings().weight
     for name, weight in model.state_dict(keep_vars=True).items():
         noise = torch.randn(weight.shape, generator=generator)
+        if not weight.is_floating_point() or name.endswith(("slope_rate", "_decay")):
+            continue  # a table of indices; what is derived from other values
         if weight is embedding:
             weight.copy_(noise * (0.15 if hasattr(model.get_input_embeddings(), "scalar_embed_scale") else 0.3))
         elif "wpe" in name or "embed_positions" in name:

@@ -35,24 +35,99 @@ SIZES = {
     "num_kv_shared_layers": 1,
 }
 UNSET = ("num_experts_per_tok", "n_routed_experts")  # by default, of types that need them
-OF_TYPES: dict[str, dict[str, Any]] = {  # that these need beside
+_QSA = {  # indexers of Qwen4, and its residual streams
+    **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 256},
+    **{"indexer_compress_ratio": 16, "hc_lowrank": 8},
+}
+_OF_LAYERS = {  # rotary embeddings in one kind of layer alone
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+        "full_attention": None,
+    },
+}
+OF_TYPES: dict[str, dict[str, Any]] = {  # that these need beside, also in the configs within them
+    "cohere_compass": {"text_config": _OF_LAYERS},
     "dots1": {"n_shared_experts": 1},
+    "dory": {
+        **{"num_hidden_layers": 6, "n_input_layers": 2, "n_recurrent_layers": 2, "n_output_layers": 2},
+        "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "full_attention", "mlp"],
+    },
+    "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {"mrope_section": [3, 3, 2]}}},
+    "glm4v_moe": {"text_config": {"rope_parameters": {"mrope_section": [2, 1, 1]}}},
+    "glm5_next": {
+        "text_config": {
+            **dict.fromkeys(("qk_rope_head_dim", "head_dim"), 0),
+            **dict.fromkeys(("qk_head_dim", "linear_head_dim", "index_head_dim"), 16),
+            **{"linear_num_heads": 4, "index_n_heads": 2},
+        }
+    },
+    "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[0, 1]], "spatial_target_layers": []},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "hunyuan_vl": {"text_config": {"head_dim": 16, "rope_parameters": {"mrope_section": [2, 2, 2, 2]}}},
+    "hy_v4_vl": {"text_config": {"rope_parameters": {"mrope_section": [2, 1, 1]}}},
+    "inkling2_text": {"unpadded_vocab_size": 500},
+    "longcat_flash": {"qk_head_dim": 24, "num_key_value_heads": 4, "zero_expert_num": 4},
     "ministral": {"head_dim": 16},
+    "mistral4": {"head_dim": 24, "qk_head_dim": 24, "rope_parameters": {"partial_rotary_factor": 1 / 3}},
     "nemotron": {"num_key_value_heads": 2},
+    "qwen2_5_omni_thinker": {
+        "audio_config": {"encoder_attention_heads": 4, "encoder_ffn_dim": 96, "encoder_layers": 2, "output_dim": 64}
+    },
+    "qwen3_omni_moe_thinker": {
+        "audio_config": {"encoder_attention_heads": 4, "encoder_ffn_dim": 96, "encoder_layers": 2, "output_dim": 64}
+    },
+    "qwen4_exp": {"text_config": _QSA},
+    "qwen4_exp_text": _QSA,
     "xlnet": {"d_head": 16},
     "zaya": {"num_experts_per_tok": 1},
+}
+_WIDTHS = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": POSITIONS}
+MADE: dict[str, dict[str, Any]] = {  # arguments of configs whose dictionary names or derives other values
+    "bailing_hybrid": {
+        **_WIDTHS,
+        **{"num_hidden_layers": LAYERS, "layer_group_size": 3, "first_k_dense_replace": 1},
+        **{"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "kv_lora_rank": 24},
+        **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 32},
+        **{"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "num_local_experts": 8},
+        **{"pad_token_id": 0, "eos_token_id": 2},
+    },
+    "cohere_compass_text": {
+        **_WIDTHS,
+        **_OF_LAYERS,
+        **{"num_hidden_layers": LAYERS, "sliding_window": 96, "eos_token_id": 3},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2},
+    },
+    "dbrx": {
+        **{"d_model": 64, "n_heads": 4, "n_layers": LAYERS, "max_seq_len": POSITIONS, "vocab_size": VOCAB},
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "zamba2": {
+        **_WIDTHS,
+        **{"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
+        **{"n_mamba_heads": 8, "num_attention_heads": 4, "mamba_d_state": 16, "chunk_size": 32},
+        **{"use_mem_rope": True, "adapter_rank": 8, "use_mamba_kernels": False},
+    },
 }
 DEEP = ("deepstack_visual_indexes", "fullatt_block_indexes", "vision_feature_layer", "feature_layer")
 
 
 def tiny(model_type: str, **text: Any) -> PreTrainedConfig:
     """Return the default config of `model_type`, shrunken; text: values for its language model."""
-    config = CONFIG_MAPPING[model_type]()
-    given = _small(config.to_dict()) | OF_TYPES.get(model_type, {})
+    kind = CONFIG_MAPPING[model_type]
+    if model_type in MADE:
+        return kind(**{**MADE[model_type], **text})
+    given = _merged(_small(kind().to_dict()), OF_TYPES.get(model_type, {}))
     given.get("text_config", given).update(text)
-    return type(config)(**given)
+    return kind(**given)
+
+
+def _merged(given: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return `given` with the values of `more`, also in the dictionaries within."""
+    both = {k: _merged(given.get(k) or {}, v) if isinstance(v, dict) else v for k, v in more.items()}
+    return {**given, **both}
 
 
 def _small(given: dict[str, Any]) -> dict[str, Any]:

@@ -26,13 +26,19 @@ def read_whole(kind: type[PreTrainedModel], folder: Path) -> PreTrainedModel:
     return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
+def of_text(whole: PreTrainedModel) -> PreTrainedModel:
+    """Return what computes the logits of text."""
+    if whole.config.model_type == "llama4":
+        return whole.language_model  # without images the whole ends in an AttributeError
+    return whole
+
+
 def logits_difference(model: SplitModel, whole: PreTrainedModel, lengths: tuple[int, int] = LENGTHS) -> float:
     """Largest difference of logits for two sequences, in three batches that share chunks of both.
 
     A difference of logits that are larger than usual counts in their standard deviations.
     """
-    if whole.config.model_type == "llama4":
-        whole = whole.language_model  # without images the whole ends in an AttributeError
+    whole = of_text(whole)
     (a, b), generator = lengths, torch.Generator().manual_seed(1)
     ids = [torch.randint(2, 440, (n,), generator=generator).tolist() for n in (a, b)]
     with torch.no_grad():

@@ -172,6 +172,8 @@ def reason_to_refuse(config: PreTrainedConfig) -> str | None:
         if kind not in ATTENTION_KINDS | OTHER_KINDS:
             known = ", ".join(sorted(ATTENTION_KINDS | OTHER_KINDS))
             return f"layer {layer} is {kind!r}; expected one of {known}"
+    if getattr(text_of(config), "ple_layer_ids", None):
+        return "its layers add embeddings of the last tokens together (ple_layer_ids), which are not kept for rows"
     if leaves_out_newest(text_of(config)):
         return "its indexers choose full pools of tokens alone; expected index_kpool_always_select_tail to be true"
     return None

@@ -1,8 +1,9 @@
 """Indexers of sparse attention while a model is traced.
 
 An indexer chooses the earlier tokens, or blocks of them, to which a token attends: `index_topk` tokens in DeepSeek-V3.2
-and GLM-5, `index_topk_blocks` blocks in MiniMax-M3. In a sequence of at most so many tokens it chooses all of them,
-whatever it computes. So the attention of such sequences is plain causal attention (`ModelFacts.max_positions`).
+and GLM-5, `index_topk_blocks` blocks in MiniMax-M3, blocks of `indexer_budget` tokens together in Qwen4. In a sequence
+of at most so many tokens it chooses all of them, whatever it computes. So the attention of such sequences is plain
+causal attention (`ModelFacts.max_positions`).
 
 For longer ones the indexers of ROTATIONS go into the trace: `hpcdecode::attend` takes their queries, head weights and
 keys, and what attends chooses by them (`IndexerShape`). Other indexers choose all tokens, and no longer sequences run.
@@ -22,17 +23,33 @@ if TYPE_CHECKING:
 
 TOKENS, BLOCKS = "indexed_attention", "minimax_m3_sparse"  # in a config's layer_types: kinds of layers with indexers
 INDEXED = frozenset({TOKENS, BLOCKS})
-_COUNTS = ("index_topk", "topk_blocks")  # an indexer has one of these attributes
+_COUNTS = ("index_topk", "topk_blocks", "block_topk")  # an indexer has one of these attributes
 # Indexers that are traced, and the function of their module that rotates queries and keys.
 ROTATIONS = {"DeepseekV32Indexer": "apply_rotary_pos_emb", "GlmMoeDsaIndexer": "apply_rotary_pos_emb_interleave"}
-_MASK = "create_causal_mask"  # of transformers; models with indexers need more than None from it
+_MASKS = ("create_causal_mask", "create_recurrent_attention_mask")  # models with indexers need more than None of them
+_PADDING = "apply_mask_to_padding_states"  # given the latter
+_MASK_OF = "build_attention_mask_from_topk"  # method of GLM-5-Next's attention, given what its indexer chose
 
 
 class EveryToken:
-    """Stands for a causal mask, for a part of it, and for indices of all tokens that it allows."""
+    """Stands for a mask, for a part of it, and for indices of all tokens that it allows."""
 
     def __getitem__(self, _: object) -> EveryToken:
         return self
+
+    def __and__(self, _: object) -> EveryToken:
+        return self
+
+    def bool(self) -> EveryToken:
+        """Return this mask."""
+        return self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of such masks."""
+        import torch
+
+        return torch.bool
 
 
 EVERY_TOKEN = EveryToken()
@@ -75,18 +92,23 @@ def tracing_indexers(model: torch.nn.Module) -> Iterator[None]:
     Where that is not known how to, they choose all tokens.
     """
     indexers = [m for m in model.modules() if is_indexer(m)]
+    maskers = [m for m in model.modules() if hasattr(m, _MASK_OF)]
     kinds: dict[Any, Any] = {type(m): type(m).forward for m in indexers} if all(map(_is_traced, indexers)) else {}
     for kind in kinds:
         kind.forward = _trace_rows  # of the class, so that modules of layers stay alike
     for indexer in indexers if not kinds else ():
         indexer.forward = _every_token
+    for attention in maskers:
+        setattr(attention, _MASK_OF, _every_token)
     _Traced.last, _Traced.fresh = None, False
     try:
-        with replaced_names(indexers, lambda name, _: _every_token if name == _MASK else None):
+        with replaced_names(indexers, lambda name, _: _STAND_INS.get(name)):
             yield
     finally:
         for indexer in indexers if not kinds else ():
             del indexer.__dict__["forward"]
+        for attention in maskers:
+            delattr(attention, _MASK_OF)
         for kind, forward in kinds.items():
             kind.forward = forward
         _Traced.last = None
@@ -136,8 +158,12 @@ def all_chosen(config: Any) -> int | None:
     kinds = set(getattr(config, "layer_types", None) or ())
     if BLOCKS in kinds:
         return int(config.index_topk_blocks * config.index_block_size)
+    if TOKENS not in kinds:
+        return None
+    if hasattr(config, "indexer_budget"):
+        return int(config.indexer_budget)
     pool = getattr(config, "index_kpool", 1)
-    return int(config.index_topk // pool * pool) if TOKENS in kinds else None
+    return int(config.index_topk // pool * pool)
 
 
 def leaves_out_newest(config: Any) -> bool:
@@ -147,3 +173,10 @@ def leaves_out_newest(config: Any) -> bool:
 
 def _every_token(*_: object, **__: object) -> EveryToken:
     return EVERY_TOKEN
+
+
+def _without_padding(hidden_states: torch.Tensor, _: object) -> torch.Tensor:
+    return hidden_states
+
+
+_STAND_INS: dict[str, object] = {**dict.fromkeys(_MASKS, _every_token), _PADDING: _without_padding}

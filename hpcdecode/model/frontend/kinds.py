@@ -204,7 +204,7 @@ class LayerKinds:
             raise LayersDiffer("a layer changes its arguments")
         forms = [argument_form(x) for x in inputs]
         out, *others = outs
-        if not isinstance(out, Tensor) or argument_form(out) not in forms or any(x is not EVERY_TOKEN for x in others):
+        if not isinstance(out, Tensor) or argument_form(out) not in forms or not set(others) <= {None, EVERY_TOKEN}:
             raise LayersDiffer("a layer's output is not one tensor of the form of its input")
         kind.form, kind.others, kind.out_tree = forms.index(argument_form(out)), others, tree
         return tree_unflatten([torch.ops.hpcdecode.leave(out, inputs, entered, i, kind.first), *others], tree)

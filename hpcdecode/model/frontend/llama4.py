@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.replaced_names import replaced_names
+from hpcdecode.model.frontend.replaced_names import replaced_forwards, replaced_names
 
 if TYPE_CHECKING:
     import torch
@@ -39,22 +39,12 @@ def chunk_size(config: Any) -> int:
 @contextlib.contextmanager
 def tracing_llama4(model: torch.nn.Module) -> Iterator[None]:
     """Let the layers of Llama 4 in `model`, of transformers, be traced as above inside the block."""
-    forwards: dict[Any, Callable[..., object]] = {}
-    kinds: set[Any] = {type(m) for m in model.modules()}
-    for kind in kinds:
-        if kind.__name__ in _WRITTEN:
-            forwards[kind] = kind.forward
-            kind.forward = _WRITTEN[kind.__name__](kind.forward)  # of the class, so that modules of layers stay alike
 
     def mask(name: str, _: object) -> object | None:
         return (lambda **_: OWN_CHUNK) if name == "create_chunked_causal_mask" else None
 
-    try:
-        with replaced_names(model.modules(), mask):
-            yield
-    finally:
-        for kind, forward in forwards.items():
-            kind.forward = forward
+    with replaced_forwards(model.modules(), _WRITTEN), replaced_names(model.modules(), mask):
+        yield
 
 
 class GivenPositions:

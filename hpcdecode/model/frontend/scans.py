@@ -1,8 +1,8 @@
 """Recurrent layers of transformers as recurrences in the graph, while a model is traced.
 
-Every such layer calls a function of one of a few names, behind which transformers puts a fast kernel where one is
-installed. While a model is traced, these names mean operators of `recurrent`. A layer that keeps a state in another way
-is refused: it mixes tokens outside of attention.
+Most such layers call a function of one of a few names, behind which transformers puts a fast kernel where one is
+installed. While a model is traced, these names mean operators of `recurrent`, as the forwards of `lightning` do. A
+layer that keeps a state in another way is refused: it mixes tokens outside of attention.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.replaced_names import replaced_names
+from hpcdecode.model.frontend.lightning import LIGHTNING
+from hpcdecode.model.frontend.replaced_names import replaced_forwards, replaced_names
 
 SILU = ("silu", "swish")
 
@@ -30,7 +31,11 @@ def recurrences(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
         dtype: Dtype of its activations, in which q, k, v and outputs are exchanged.
     """
     by_name = Scans(dtype).by_name
-    with replaced_names(model.modules(), lambda _, function: by_name.get(kernel_name(function) or "")):
+
+    def scan(_: str, function: object) -> object | None:
+        return by_name.get(kernel_name(function) or "")
+
+    with replaced_forwards(model.modules(), LIGHTNING), replaced_names(model.modules(), scan):
         yield
 
 

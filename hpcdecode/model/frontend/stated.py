@@ -22,6 +22,7 @@ MOST = {
 }
 MAY_BE_ZERO = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"})
 MAY_BE_ZERO |= {"moe_intermediate_size", "sliding_window"}
+ROTATED = "qk_rope_head_dim"  # of latent attention; where it is 0, as in GLM-5-Next, so is head_dim
 # JSON types of other values.
 TYPES = {
     **dict.fromkeys(("model_type", "dtype", "torch_dtype", "hidden_act"), (str, "text")),
@@ -57,14 +58,14 @@ def layers_of(config: Mapping[str, Any]) -> int | None:
 
 def check_sizes(file: Path, config: Mapping[str, Any]) -> None:
     """Raise UserError if a size in `config`, which comes from `file`, is no integer or is out of its range."""
+    may_be_zero = MAY_BE_ZERO | {"head_dim"} if config.get(ROTATED) == 0 else MAY_BE_ZERO
     for name, value in config.items():
         if name in MOST and value is not None:
             for each in value if isinstance(value, list) else [value]:
-                check_size(file, name, each)
+                check_size(file, name, each, least=0 if name in may_be_zero else 1)
 
 
-def check_size(file: Path, name: str, value: object) -> None:
+def check_size(file: Path, name: str, value: object, least: int) -> None:
     """Raise UserError if `value`, of the size `name` in `file`, is no integer or is out of its range."""
-    least = 0 if name in MAY_BE_ZERO else 1
     if type(value) is not int or not least <= value <= MOST[name]:
         raise UserError(f"{file}: {name}: expected an integer from {least} to {MOST[name]:,}, got {value!r:.100}")
