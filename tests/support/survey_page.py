@@ -26,7 +26,7 @@ tries them all and writes this page; `python -m tests.survey TYPE ...` tries som
   choose all tokens; those of `deepseek_v32` and `glm_moe_dsa` may leave out some, in other models
   no longer sequences run.
 - **refused**: a message names the reason before a weight is read.
-- **not tried**: the type's default config makes no small model here, so that it is not known.
+- **not tried**: no small model that transformers itself runs on text was made of the type's config.
 - **encoder-decoder**: not a decoder alone; refused.
 """
 

@@ -80,6 +80,7 @@ OF_TYPES: dict[str, dict[str, Any]] = {  # that these need beside, also in the c
     },
     "qwen4_exp": {"text_config": _QSA},
     "qwen4_exp_text": _QSA,
+    "step3p7": {"text_config": {"sliding_window": 96}},
     "xlnet": {"d_head": 16},
     "zaya": {"num_experts_per_tok": 1},
 }
