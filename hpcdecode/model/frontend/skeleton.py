@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.architectures import build, decoder_of
+from hpcdecode.model.frontend.expert_loops import without_identities
 from hpcdecode.model.frontend.rotary import fix_frequencies
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     with torch.device("meta"):
         model = build(config, dtype, ops.NAME)
     model.train(False)
+    without_identities(model)
     decoder = decoder_of(model)
     if hasattr(decoder, "set_experts_implementation"):
         decoder.set_experts_implementation(ops.NAME)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
+from hpcdecode.model.frontend.expert_loops import spare_experts
 from hpcdecode.model.frontend.skeleton import skeleton
 
 if TYPE_CHECKING:
@@ -49,7 +52,12 @@ class Conversion:
         if steps not in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)]):
             return None
         columns = [self._keys[p] for p in self._converter.source_patterns if p in self._keys]
-        return [list(keys) for keys in zip(*columns, strict=True)]
+        return [[key for key in keys if key is not None] for keys in zip_longest(*columns)]
+
+    def merged(self) -> list[list[str]]:
+        """Return the tensors that it stacks, one of each expert, by pattern."""
+        merges = any(type(op).__name__ == "MergeModulelist" for op in self._converter.operations)
+        return list(self._keys.values()) if merges else []
 
     def run(self, tensors: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
         """Return the weights that it makes, by name; tensors: by key a function that returns the tensor."""
@@ -61,6 +69,13 @@ class Conversion:
         convert: Callable[..., dict[str, Tensor | list[Tensor]]] = own.convert
         made = convert(self._name, model=self._model, config=self._model.config)
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+def expert_numbers(keys: Sequence[str]) -> list[int]:
+    """Return the numbers of experts that `keys`, of one weight of each, have: the numbers in which they differ."""
+    fields = zip(*(map(int, re.findall(r"\d+", key)) for key in keys), strict=True)
+    varying = [field for field in fields if len(set(field)) > 1]
+    return list(varying[0]) if varying else list(range(len(keys)))
 
 
 class Sources(msgspec.Struct, array_like=True):
@@ -115,10 +130,16 @@ def find_sources(
             continue
         conversion = matched.conversions[source]
         if source in stackable and (pieces := conversion.pieces()):
-            found.stacks[source] = pieces
+            found.stacks[source] = pieces[: len(pieces) - unused_experts(model, source, len(pieces))]
         elif conversion not in found.conversions:
             found.conversions.append(conversion)
     return found
+
+
+def unused_experts(model: PreTrainedModel, name: str, experts: int) -> int:
+    """Return how many of the last experts of a checkpoint the weight `name` of `model` leaves out."""
+    more = experts - len(model.get_parameter(name))
+    return more if more == spare_experts(model.get_submodule(name.rpartition(".")[0])) else 0
 
 
 class MatchedKeys(NamedTuple):

@@ -20,16 +20,15 @@ from hpcdecode.model.frontend.config import ATTENTION_KINDS, ModelFacts, layer_t
 from hpcdecode.model.frontend.convolutions import join_convolutions
 from hpcdecode.model.frontend.expand import expand
 from hpcdecode.model.frontend.functional import functional
-from hpcdecode.model.frontend.indexers import tracing_indexers
 from hpcdecode.model.frontend.kinds import LayerKinds
-from hpcdecode.model.frontend.llama4 import CHUNKED, tracing_llama4
+from hpcdecode.model.frontend.llama4 import CHUNKED
 from hpcdecode.model.frontend.membership import Membership, WeightCut
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.mixers import mixers
 from hpcdecode.model.frontend.nodes import results, traced_tensor
 from hpcdecode.model.frontend.operators import ATTEND
 from hpcdecode.model.frontend.quiet import quiet
-from hpcdecode.model.frontend.scans import recurrences
+from hpcdecode.model.frontend.rewritten import rewritten
 from hpcdecode.model.frontend.skeleton import real_buffers, skeleton
 from hpcdecode.model.frontend.softplus import join_softplus
 from hpcdecode.model.frontend.token_dims import separate_tokens
@@ -136,7 +135,7 @@ def export_kinds(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     model = skeleton(config, dtype)
     buffers = real_buffers(model)
     kinds = LayerKinds(model, decoder_of(model), text_of(config).num_hidden_layers)
-    with tracing_indexers(model), tracing_llama4(model), kinds.standing_in(), recurrences(model, dtype):
+    with rewritten(model, dtype), kinds.standing_in():
         program = export(model)
     expand(program.graph, weight_names(program), kinds.name)
     return Exported(program, buffers)
@@ -146,7 +145,7 @@ def export_whole(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     """Export every layer. Raise whatever the exporter raises."""
     model = skeleton(config, dtype)
     buffers = real_buffers(model)
-    with tracing_indexers(model), tracing_llama4(model), recurrences(model, dtype):
+    with rewritten(model, dtype):
         return Exported(export(model), buffers)
 
 
