@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcdecode.model.frontend.replaced_names import replaced_names
+from hpcdecode.model.frontend.replaced_names import replaced_methods, replaced_names
 
 if TYPE_CHECKING:
     import torch
@@ -91,26 +91,17 @@ def tracing_indexers(model: torch.nn.Module) -> Iterator[None]:
 
     Where that is not known how to, they choose all tokens.
     """
-    indexers = [m for m in model.modules() if is_indexer(m)]
-    maskers = [m for m in model.modules() if hasattr(m, _MASK_OF)]
-    kinds: dict[Any, Any] = {type(m): type(m).forward for m in indexers} if all(map(_is_traced, indexers)) else {}
-    for kind in kinds:
-        kind.forward = _trace_rows  # of the class, so that modules of layers stay alike
-    for indexer in indexers if not kinds else ():
-        indexer.forward = _every_token
-    for attention in maskers:
-        setattr(attention, _MASK_OF, _every_token)
+    modules = list(model.modules())
+    indexers = [m for m in modules if is_indexer(m)]
+    forward = _trace_rows if all(map(_is_traced, indexers)) else _every_token
+    forwards = replaced_methods(indexers, {type(m).__name__: lambda _: forward for m in indexers})
+    maskers = [m for m in modules if hasattr(m, _MASK_OF)]
+    masks = replaced_methods(maskers, {type(m).__name__: lambda _: _every_token for m in maskers}, _MASK_OF)
     _Traced.last, _Traced.fresh = None, False
     try:
-        with replaced_names(indexers, lambda name, _: _STAND_INS.get(name)):
+        with forwards, masks, replaced_names(indexers, lambda name, _: _STAND_INS.get(name)):
             yield
     finally:
-        for indexer in indexers if not kinds else ():
-            del indexer.__dict__["forward"]
-        for attention in maskers:
-            delattr(attention, _MASK_OF)
-        for kind, forward in kinds.items():
-            kind.forward = forward
         _Traced.last = None
 
 

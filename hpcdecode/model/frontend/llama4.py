@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.replaced_names import replaced_forwards, replaced_names
+from hpcdecode.model.frontend.replaced_names import replaced_methods, replaced_names
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ def tracing_llama4(model: torch.nn.Module) -> Iterator[None]:
     def mask(name: str, _: object) -> object | None:
         return (lambda **_: OWN_CHUNK) if name == "create_chunked_causal_mask" else None
 
-    with replaced_forwards(model.modules(), _WRITTEN), replaced_names(model.modules(), mask):
+    with replaced_methods(model.modules(), _WRITTEN), replaced_names(model.modules(), mask):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Names and forwards in the modules of transformers that mean something else while a model is traced."""
+"""Names and methods in the modules of transformers that mean something else while a model is traced."""
 
 from __future__ import annotations
 
@@ -36,21 +36,24 @@ def replaced_names(
 
 
 @contextlib.contextmanager
-def replaced_forwards(
-    modules: Iterable[torch.nn.Module], stand_ins: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
+def replaced_methods(
+    modules: Iterable[torch.nn.Module],
+    stand_ins: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]],
+    method: str = "forward",
 ) -> Iterator[None]:
-    """Let classes have other forwards inside the block. Those of single modules would make layers look unlike.
+    """Let classes have another method inside the block. Those of single modules would make layers look unlike.
 
     Args:
         modules: Modules of a model of transformers.
-        stand_ins: Returns the forward in place of the one it is given, by the name of the class.
+        stand_ins: Returns the method in place of the one it is given, by the name of the class.
+        method: Its name.
     """
     kinds: set[Any] = {type(m) for m in modules}
-    forwards = {kind: kind.forward for kind in kinds if kind.__name__ in stand_ins}
-    for kind, forward in forwards.items():
-        kind.forward = stand_ins[kind.__name__](forward)
+    own = {kind: getattr(kind, method) for kind in kinds if kind.__name__ in stand_ins}
+    for kind, replaced in own.items():
+        setattr(kind, method, stand_ins[kind.__name__](replaced))
     try:
         yield
     finally:
-        for kind, forward in forwards.items():
-            kind.forward = forward
+        for kind, replaced in own.items():
+            setattr(kind, method, replaced)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpcdecode.model.frontend.expert_loops import EXPERT_LOOPS
 from hpcdecode.model.frontend.indexers import tracing_indexers
 from hpcdecode.model.frontend.llama4 import tracing_llama4
-from hpcdecode.model.frontend.replaced_names import replaced_forwards
+from hpcdecode.model.frontend.replaced_names import replaced_methods
 from hpcdecode.model.frontend.scans import recurrences
 
 if TYPE_CHECKING:
@@ -19,6 +19,6 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def rewritten(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Let `model`, of transformers, be one that can be traced inside the block; dtype: of its activations."""
-    loops = replaced_forwards(model.modules(), EXPERT_LOOPS)
+    loops = replaced_methods(model.modules(), EXPERT_LOOPS)
     with tracing_indexers(model), tracing_llama4(model), loops, recurrences(model, dtype):
         yield

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.lightning import LIGHTNING
-from hpcdecode.model.frontend.replaced_names import replaced_forwards, replaced_names
+from hpcdecode.model.frontend.replaced_names import replaced_methods, replaced_names
 
 SILU = ("silu", "swish")
 
@@ -35,7 +35,7 @@ def recurrences(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
     def scan(_: str, function: object) -> object | None:
         return by_name.get(kernel_name(function) or "")
 
-    with replaced_forwards(model.modules(), LIGHTNING), replaced_names(model.modules(), scan):
+    with replaced_methods(model.modules(), LIGHTNING), replaced_names(model.modules(), scan):
         yield
 
 
