@@ -46,6 +46,7 @@ _OF_LAYERS = {  # rotary embeddings in one kind of layer alone
         "full_attention": None,
     },
 }
+_AUDIO = {"encoder_attention_heads": 4, "encoder_ffn_dim": 96, "encoder_layers": 2, "output_dim": 64}
 OF_TYPES: dict[str, dict[str, Any]] = {  # that these need beside, also in the configs within them
     "cohere_compass": {"text_config": _OF_LAYERS},
     "dots1": {"n_shared_experts": 1},
@@ -72,12 +73,8 @@ OF_TYPES: dict[str, dict[str, Any]] = {  # that these need beside, also in the c
     "ministral": {"head_dim": 16},
     "mistral4": {"head_dim": 24, "qk_head_dim": 24, "rope_parameters": {"partial_rotary_factor": 1 / 3}},
     "nemotron": {"num_key_value_heads": 2},
-    "qwen2_5_omni_thinker": {
-        "audio_config": {"encoder_attention_heads": 4, "encoder_ffn_dim": 96, "encoder_layers": 2, "output_dim": 64}
-    },
-    "qwen3_omni_moe_thinker": {
-        "audio_config": {"encoder_attention_heads": 4, "encoder_ffn_dim": 96, "encoder_layers": 2, "output_dim": 64}
-    },
+    "qwen2_5_omni_thinker": {"audio_config": _AUDIO},
+    "qwen3_omni_moe_thinker": {"audio_config": _AUDIO},
     "qwen4_exp": {"text_config": _QSA},
     "qwen4_exp_text": _QSA,
     "step3p7": {"text_config": {"sliding_window": 96}},

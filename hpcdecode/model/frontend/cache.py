@@ -22,6 +22,7 @@ import msgspec
 import torch
 
 from hpcdecode._version import __version__
+from hpcdecode.errors import UserError
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.config import config_file, read_config, read_json, text_config, unquantised
 from hpcdecode.model.frontend.independence import check_independence
@@ -86,12 +87,19 @@ def cached_sources(
         keys: Keys of the checkpoint's tensors.
         wanted: Names of the weights.
         stackable: Weights of experts that may stay separate tensors.
+
+    Raises:
+        UserError: If the checkpoint lacks tensors of an expert.
     """
     file = directory() / f"{key(path, dtype, *sorted(keys), *sorted(wanted))}.sources"
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.msgpack.decode(read(file), type=Sources)
-    with quiet():
-        found = find_sources(read_config(path), dtype, keys, wanted, stackable)
+    config = read_config(path)
+    try:
+        with quiet():
+            found = find_sources(config, dtype, keys, wanted, stackable)
+    except UserError as e:
+        raise UserError(f"{path}: {e}") from e
     if not found.conversions:
         with contextlib.suppress(OSError):
             write(file, msgspec.msgpack.encode(found))

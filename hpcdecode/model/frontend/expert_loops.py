@@ -7,36 +7,35 @@ to the experts that its router chose, as `experts.run_experts` does for the mode
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
+
+from hpcdecode.model.frontend.experts import run_experts
 
 IDENTITIES = "LongcatFlashExperts"  # the last of its experts return their input
 
 
-def gated_experts(self: Any, hidden_states: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-    """Return the sum of a token's experts, [T, hidden].
+class GatedExperts:
+    """A module with gate_up_proj [E, 2 * width, hidden] and down_proj [E, hidden, width], as an `ExpertsModule`."""
 
-    Args:
-        self: Module with gate_up_proj [E, 2 * width, hidden] and down_proj [E, hidden, width].
-        hidden_states: Input, [T, hidden].
-        chosen: The experts of each token, int64 [T, K].
-        shares: Factor of each choice, [T, K].
-    """
-    import torch
+    has_gate, has_bias, has_post_expert_norm, is_transposed = True, False, False, False
 
-    product = torch.ops.hpcdecode.expert_linear
-    both = product(hidden_states[:, None], chosen, self.gate_up_proj, None, False)
-    if hasattr(self, "_apply_gate"):
-        x = self._apply_gate(both)
-    else:
+    def __init__(self, module: Any):
+        self.gate_up_proj, self.down_proj, self.act_fn = module.gate_up_proj, module.down_proj, module.act_fn
+        self._apply_gate = getattr(module, "_apply_gate", self._gated)
+
+    def _gated(self, both: Tensor) -> Tensor:
         gate, up = both.chunk(2, dim=-1)
-        x = self.act_fn(gate) * up
-    y = product(x, chosen, self.down_proj, None, False)
-    total: Tensor = (y * shares[..., None]).sum(1).to(hidden_states.dtype)
-    return total
+        gated: Tensor = self.act_fn(gate) * up
+        return gated
+
+
+def gated_experts(self: Any, hidden_states: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    """Return the sum of a token's experts, as `run_experts`; self: a module as GatedExperts takes."""
+    module: Any = GatedExperts(self)
+    return run_experts(module, hidden_states, chosen, shares)
 
 
 def with_identities(self: Any, hidden_states: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -58,8 +57,6 @@ EXPERT_LOOPS = {IDENTITIES: _instead(with_identities), "Step3p7Experts": _instea
 
 def without_identities(model: torch.nn.Module) -> None:
     """Take from a model on the meta device the weights that it has for experts that return their input."""
-    import torch
-
     for module in (m for m in model.modules() if type(m).__name__ == IDENTITIES):
         own: Tensor = module.gate_up_proj[: module.num_routed_experts]  # type: ignore[index]
         module.gate_up_proj = torch.nn.Parameter(own, requires_grad=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
-from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
+from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.expert_loops import spare_experts
 from hpcdecode.model.frontend.skeleton import skeleton
 
@@ -52,7 +52,7 @@ class Conversion:
         if steps not in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)]):
             return None
         columns = [self._keys[p] for p in self._converter.source_patterns if p in self._keys]
-        return [[key for key in keys if key is not None] for keys in zip_longest(*columns)]
+        return [list(keys) for keys in zip(*columns, strict=True)]
 
     def merged(self) -> list[list[str]]:
         """Return the tensors that it stacks, one of each expert, by pattern."""
@@ -115,6 +115,9 @@ def find_sources(
         keys: Keys of the checkpoint's tensors.
         wanted: Names of parameters and persistent buffers of the model.
         stackable: Weights of experts that may stay separate tensors.
+
+    Raises:
+        UserError: If the checkpoint lacks tensors of an expert.
     """
     model = skeleton(config, dtype)
     matched = match_keys(keys, model)
@@ -129,17 +132,31 @@ def find_sources(
             found.keys[source] = matched.plain[source]
             continue
         conversion = matched.conversions[source]
+        experts = require_experts(model, source, conversion) if conversion.merged() else None
         if source in stackable and (pieces := conversion.pieces()):
-            found.stacks[source] = pieces[: len(pieces) - unused_experts(model, source, len(pieces))]
+            found.stacks[source] = pieces[:experts]
         elif conversion not in found.conversions:
             found.conversions.append(conversion)
     return found
 
 
-def unused_experts(model: PreTrainedModel, name: str, experts: int) -> int:
-    """Return how many of the last experts of a checkpoint the weight `name` of `model` leaves out."""
-    more = experts - len(model.get_parameter(name))
-    return more if more == spare_experts(model.get_submodule(name.rpartition(".")[0])) else 0
+def require_experts(model: PreTrainedModel, name: str, conversion: Conversion) -> int:
+    """Return how many experts the weight `name` of `model` has.
+
+    Raises:
+        UserError: If `conversion`, which makes it, lacks tensors of one: those behind it would be taken for others.
+    """
+    experts, spare = len(model.get_parameter(name)), spare_experts(model.get_submodule(name.rpartition(".")[0]))
+    for keys in conversion.merged():
+        numbers, expected = set(expert_numbers(keys)), set(range(experts))
+        if numbers not in (expected, set(range(experts + spare))):
+            lacks = min(expected - numbers, default=None)
+            found = f"none of expert {lacks}" if lacks is not None else f"{len(keys)} of them"
+            raise UserError(
+                f"{name}: expected tensors like {keys[0]!r} of experts 0 to {experts - 1}, got {found}: the checkpoint "
+                "is incomplete, or belongs to another config.json"
+            )
+    return experts
 
 
 class MatchedKeys(NamedTuple):

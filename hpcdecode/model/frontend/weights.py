@@ -25,7 +25,7 @@ from hpcdecode.model.frontend.quantization.few_bits import (
     keeps_groups,
 )
 from hpcdecode.model.frontend.quantization.plain import DequantisedTensor
-from hpcdecode.model.frontend.sources import Conversion, Sources, expert_numbers
+from hpcdecode.model.frontend.sources import Conversion, Sources
 from hpcdecode.model.frontend.stack import Pieces, Stack
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
@@ -62,7 +62,6 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         self._held: WeakValueDictionary[tuple[str, WeightCut | None], Tensor] = WeakValueDictionary()
         self._made: dict[str, Tensor] = {}  # by a conversion that was run for another weight
         self._check_names()
-        self._check_experts()
         for source, (_, shape) in self._like.items():
             if key := sources.keys.get(source):
                 self._check_shape(source, tensors[key].shape, shape)
@@ -198,22 +197,6 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
     def _converted(self, conversion: Conversion) -> dict[str, Tensor]:
         """Return the weights of `conversion` that are wanted."""
         return {name: value for name, value in conversion.run(self._tensors).items() if name in self._like}
-
-    def _check_experts(self) -> None:
-        """Raise UserError if experts lack tensors, as those behind them would be taken for others."""
-        stacks = {name: stack for name, stack in self._sources.stacks.items() if name in self._like}
-        columns = [(name, [own[i] for own in stack if i < len(own)]) for name, stack in stacks.items() for i in (0, 1)]
-        columns += [(c.names[0], keys) for c in self._sources.conversions for keys in c.merged()]
-        for name, keys in columns:
-            experts = int(self._like[name][1][0]) if name in self._like else len(keys)
-            numbers, expected = set(expert_numbers(keys)), set(range(experts))
-            if keys and numbers != expected:
-                lacks = min(expected - numbers, default=None)
-                found = f"none of expert {lacks}" if lacks is not None else f"{len(keys)} of them"
-                raise UserError(
-                    f"{self._path}: {name}: expected tensors like {keys[0]!r} of experts 0 to {experts - 1}, got "
-                    f"{found}: the checkpoint is incomplete, or belongs to another config.json"
-                )
 
     def _check_names(self) -> None:
         """Raise UserError if the checkpoint lacks weights."""
