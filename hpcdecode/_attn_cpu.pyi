@@ -33,6 +33,7 @@ class LayerShape:
         index_dim: int = 0,
         index_topk: int = 0,
         chunked: bool = False,
+        compress_rate: int = 0,
     ) -> None:
         """Describe an attention layer.
 
@@ -51,6 +52,8 @@ class LayerShape:
             index_topk: Tokens that a token attends to at most, chosen by the indexer or by that of the layer before; 0
                 for all.
             chunked: True if a query sees the positions of its own chunk of `window` positions alone.
+            compress_rate: Tokens of which each compressed entry is made; 0 for none. A query sees those that are
+                complete, or index_topk of them, beside its window. A row has an entry behind k, then the index key.
 
         Raises:
             ValueError: If window or softcap is not positive, or a chunk has no window.
@@ -544,6 +547,8 @@ class RecurrentShape:
         decay_dim: int,
         has_beta: bool,
         has_rate: bool,
+        compress_rate: int = 0,
+        overlaps: bool = False,
     ) -> None:
         """Describe a recurrent layer.
 
@@ -564,6 +569,10 @@ class RecurrentShape:
             decay_dim: Log decays of a head: 1, or k_dim for one of each row of the state.
             has_beta: True if each head has a factor of what is written.
             has_rate: True if the log decay is beta * rate, and not in the rows.
+            compress_rate: Tokens of a window of a compressor, whose rows are [values | gates in float32] and whose
+                heads are channels; 0 for none.
+            overlaps: True if each of its means is over the window before, too, for which rows then have values and
+                gates in front of the others.
 
         Raises:
             ValueError: If the numbers make no sense together.

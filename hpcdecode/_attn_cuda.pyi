@@ -33,6 +33,7 @@ class LayerShape:
         index_dim: int = 0,
         index_topk: int = 0,
         chunked: bool = False,
+        compress_rate: int = 0,
     ) -> None:
         """Describe an attention layer.
 
@@ -51,6 +52,8 @@ class LayerShape:
             index_topk: Tokens that a token attends to at most, chosen by the indexer or by that of the layer before; 0
                 for all.
             chunked: True if a query sees the positions of its own chunk of `window` positions alone.
+            compress_rate: Tokens of which each compressed entry is made; 0 for none. A query sees those that are
+                complete, or index_topk of them, beside its window. A row has an entry behind k, then the index key.
 
         Raises:
             ValueError: If window or softcap is not positive, or a chunk has no window.

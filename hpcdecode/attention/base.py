@@ -251,5 +251,6 @@ def native_shapes(layers: Sequence[LayerShape], shape: Callable[..., _Shape]) ->
     for s in layers:
         chosen = (s.indexer.heads, s.indexer.dim, s.indexer.topk) if s.indexer else ()
         heads = s.kv_heads, s.k_dim, s.v_dim, s.q_heads
-        made.append(shape(*heads, s.scale, s.window, s.softcap, s.sinks, s.latent, *chosen, chunked=s.chunked))
+        more = {"chunked": s.chunked, "compress_rate": s.compress_rate}
+        made.append(shape(*heads, s.scale, s.window, s.softcap, s.sinks, s.latent, *chosen, **more))
     return made

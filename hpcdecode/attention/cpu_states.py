@@ -105,6 +105,8 @@ def native_recurrent(layers: Sequence[RecurrentShape]) -> list[_attn_cpu.Recurre
             s.decay_dim,
             s.has_beta,
             s.has_rate,
+            s.compress_rate,
+            s.overlaps,
         )
         for s in layers
     ]

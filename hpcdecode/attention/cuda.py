@@ -129,7 +129,7 @@ def serves(layers: Sequence[LayerShape], kv_dtype: str, device: torch.device) ->
     Latents are left to torch's operations, too, if this hpcdecode was built without CUDA.
     """
     latent = any(shape.latent for shape in layers)
-    if any(shape.indexer for shape in layers) or (latent and device.type != "cpu" and not built()):
+    if any(shape.chooses_from is not None for shape in layers) or (latent and device.type != "cpu" and not built()):
         return False
     module = native(device)
     return not layers or module.serves(native_shapes(layers, module.LayerShape), kv_dtype, device.index or 0)

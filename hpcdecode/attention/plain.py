@@ -1,4 +1,4 @@
-"""Attention, and what indexers choose, in plain torch, which tests compare the native kernels with."""
+"""Attention, what indexers choose, and compressors in plain torch, which tests compare the native kernels with."""
 
 from __future__ import annotations
 
@@ -26,13 +26,46 @@ def index_scores(queries: Tensor, keys: Tensor, shape: IndexerShape) -> Tensor:
     return torch.einsum("nhl,nh->nl", scores, weights)
 
 
-def chosen_positions(queries: Tensor, keys: Tensor, shape: IndexerShape) -> Tensor:
-    """Return the positions that the last n of L tokens attend to, booleans [n, L]; arguments of `index_scores`."""
+def chosen_positions(queries: Tensor, keys: Tensor, shape: IndexerShape, seen: Tensor | None = None) -> Tensor:
+    """Return the positions that the last n of L tokens attend to, booleans [n, L]; arguments of `index_scores`.
+
+    Args:
+        queries: As there.
+        keys: Of tokens, or of compressed entries.
+        shape: Shape of the indexer.
+        seen: Which of these there are for each query, booleans [n, L]; None for the tokens up to its own.
+    """
     n, length = len(queries), len(keys)
-    later = torch.arange(length)[None] > torch.arange(length - n, length)[:, None]
-    scores = index_scores(queries, keys, shape).masked_fill(later, float("-inf"))
+    if seen is None:
+        seen = torch.arange(length)[None] <= torch.arange(length - n, length)[:, None]
+    scores = index_scores(queries, keys, shape).masked_fill(~seen, float("-inf"))
     order = scores.sort(dim=-1, descending=True, stable=True).indices[:, : shape.topk]  # of equal ones the first
-    return torch.zeros(n, length, dtype=torch.bool).scatter(1, order, True) & ~later
+    return torch.zeros(n, length, dtype=torch.bool).scatter(1, order, True) & seen
+
+
+def complete_entries(n: int, length: int, rate: int) -> Tensor:
+    """Return which compressed entries of `length` tokens are complete for the last n, booleans [n, length // rate]."""
+    ends = (torch.arange(length // rate) + 1) * rate
+    return ends[None] <= torch.arange(length - n + 1, length + 1)[:, None]
+
+
+def with_entries(k: Tensor, by: Tensor, shape: LayerShape) -> tuple[Tensor, Tensor]:
+    """Return keys of L tokens with the E compressed entries behind them, and the entries that the last n tokens see.
+
+    Args:
+        k: Rows [key | entry | index key] of all tokens, [L, k_columns].
+        by: Index queries and head weights of the last n tokens, float32 [n, q_columns - own_q_columns].
+        shape: Shape of the layer.
+
+    Returns:
+        Keys [L + E, k_dim], and booleans [n, E].
+    """
+    rate, own = shape.compress_rate, shape.own_k_columns
+    complete = k[rate - 1 :: rate]
+    seen = complete_entries(len(by), len(k), rate)
+    if shape.indexer:
+        seen = chosen_positions(by, complete[:, 2 * own :].float(), shape.indexer, seen)
+    return torch.cat([k[:, :own], complete[:, own : 2 * own]]), seen
 
 
 def attend_one(
@@ -42,18 +75,20 @@ def attend_one(
     shape: LayerShape,
     sinks: Tensor | None = None,
     chosen: Tensor | None = None,
+    entries: Tensor | None = None,
 ) -> Tensor:
     """Return the causal attention of the last n of a sequence's L positions, [n, q_heads, v_dim].
 
     Args:
         q: Queries of the last n positions, [n, q_heads, k_dim].
-        k: Keys of all positions, [L, kv_heads, k_dim], of the dtype of q.
-        v: Values of all positions, [L, kv_heads, v_dim], of the dtype of q.
+        k: Keys of all positions, [L, kv_heads, k_dim], of the dtype of q. Behind them lie the compressed entries.
+        v: Values as k, [L, kv_heads, v_dim], of the dtype of q.
         shape: Shape of the layer.
         sinks: float32 [q_heads], or None for a layer without sinks.
         chosen: Positions that each query may see, booleans [n, L], or None for all.
+        entries: Compressed entries that each query sees, booleans [n, E], or None for a layer without.
     """
-    n, length = q.shape[0], k.shape[0]
+    n, length = q.shape[0], k.shape[0] - (0 if entries is None else entries.shape[1])
     q = q.reshape(n, shape.kv_heads, shape.group, shape.k_dim)
     scores = torch.einsum("nhgd,lhd->hgnl", q, k) * shape.scale
     if shape.softcap is not None:
@@ -65,9 +100,11 @@ def attend_one(
         hidden |= key < (query // shape.window * shape.window if shape.chunked else query + 1 - shape.window)
     if chosen is not None:
         hidden |= ~chosen
+    if entries is not None:
+        hidden = torch.cat([hidden, ~entries], 1)
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         extra = sinks.to(scores).view(shape.kv_heads, shape.group, 1, 1).expand(-1, -1, n, 1)
         scores = torch.cat([scores, extra], dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., :length]
+    weights = torch.softmax(scores, dim=-1)[..., : len(k)]
     return torch.einsum("hgnl,lhd->nhgd", weights, v).reshape(n, shape.q_heads, shape.v_dim)

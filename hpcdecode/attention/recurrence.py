@@ -76,8 +76,8 @@ class Recurrence:
         if not shape.k_dim:
             alone: Tensor = v
             return alone
-        factor = _floats(beta) if shape.has_beta else None
-        logs = _floats(decay) if self._weights.rate is None else self._rates(factor)
+        factor = floats_in(beta) if shape.has_beta else None
+        logs = floats_in(decay) if self._weights.rate is None else self._rates(factor)
         q, k = self._heads(q) * shape.scale, self._heads(k)
         return self._recurred(places, sizes, q, k, v.unflatten(1, (shape.heads, -1)), logs, factor).flatten(1)
 
@@ -139,6 +139,6 @@ class Recurrence:
         return seen
 
 
-def _floats(columns: Tensor) -> Tensor:
+def floats_in(columns: Tensor) -> Tensor:
     """Return the float32 that columns of rows hold, two of two bytes each."""
     return columns.clone(memory_format=torch.contiguous_format).view(torch.float32)

@@ -11,7 +11,7 @@ import torch
 
 from hpcdecode.attention.base import DEFAULT_BLOCK_TOKENS, FloatArray, IntArray, Matrix
 from hpcdecode.attention.block_table import BlockTable
-from hpcdecode.attention.plain import attend_one, chosen_positions, index_dtype
+from hpcdecode.attention.plain import attend_one, chosen_positions, index_dtype, with_entries
 from hpcdecode.attention.quantized import CODES, restored, rotation_of
 from hpcdecode.attention.shapes import LayerShape
 
@@ -42,6 +42,13 @@ def stored_latents(k: torch.Tensor, v_dim: int, kv_dtype: str) -> torch.Tensor:
     if v_dim % TILE or v_dim == dim:
         return restored(k, codes, rotation_of(math.gcd(dim, v_dim)))
     return torch.cat([restored(part, codes) for part in k.split([v_dim, dim - v_dim], -1)], -1)
+
+
+def stored_k_rows(k: torch.Tensor, shape: LayerShape, kv_dtype: str) -> torch.Tensor:
+    """Return rows [key | entry | index key] of a latent layer, float32 [tokens, k_columns], as a KV cache has them."""
+    own, entry, keys = k.split([shape.own_k_columns, shape.entry_columns, shape.indexer.dim if shape.indexer else 0], 1)
+    latents = [stored_latents(x, shape.v_dim, kv_dtype).float() for x in (own, entry) if x.shape[1]]
+    return torch.cat([*latents, keys.to(DTYPES[index_dtype(kv_dtype)]).float()], 1)
 
 
 class ReferenceKvCache:
@@ -126,12 +133,16 @@ class ReferenceKvCache:
             v = k[:, : s.v_dim] if s.latent else kv[:, s.k_columns :]
             q = qkv[rows, : s.own_q_columns].float().view(count, s.q_heads, s.k_dim)
             sink = None if sinks is None else torch.as_tensor(sinks)
-            if s.indexer and s.indexer.heads:
-                by = qkv[rows, s.own_q_columns : s.q_columns].float()
-                self._chosen[slot] = chosen_positions(by, kv[:, s.own_k_columns :], s.indexer)
-            chosen = self._chosen[slot] if s.indexer else None
-            heads = k.unflatten(1, (s.kv_heads, -1)), v.unflatten(1, (s.kv_heads, -1))
-            o = attend_one(q, *heads, s, sink, chosen)
+            by = qkv[rows, s.own_q_columns : s.q_columns].float()
+            if s.compress_rate:
+                k, entries = with_entries(kv, by, s)
+                o = attend_one(q, k[:, None], k[:, None, : s.v_dim], s, sink, entries=entries)
+            else:
+                if s.indexer and s.indexer.heads:
+                    self._chosen[slot] = chosen_positions(by, kv[:, s.own_k_columns :], s.indexer)
+                chosen = self._chosen[slot] if s.indexer else None
+                heads = k.unflatten(1, (s.kv_heads, -1)), v.unflatten(1, (s.kv_heads, -1))
+                o = attend_one(q, *heads, s, sink, chosen)
             result[rows] = o.reshape(count, -1).to(result.dtype)
             self.bytes_read += kv.numel() * self._kv[layer].element_size()
             start += count
@@ -139,12 +150,8 @@ class ReferenceKvCache:
 
     def _stored(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
         s = self.layers[layer]
-        if s.indexer:
-            own, keys = kv[:, : s.own_k_columns], kv[:, s.own_k_columns :]
-            parts = stored_latents(own, s.v_dim, self.kv_dtype), keys.to(DTYPES[index_dtype(self.kv_dtype)])
-            return torch.cat([part.to(self._kv[layer].dtype) for part in parts], 1)
         if s.latent:
-            return stored_latents(kv, s.v_dim, self.kv_dtype)
+            return stored_k_rows(kv, s, self.kv_dtype).to(self._kv[layer].dtype)
         k, v = kv.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
         heads = (k.reshape(-1, s.kv_heads, s.k_dim), v.reshape(-1, s.kv_heads, s.v_dim))
         return torch.cat([x.flatten(1) for x in stored(*heads, self.kv_dtype)], dim=1)

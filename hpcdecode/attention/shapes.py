@@ -25,7 +25,7 @@ class IndexerShape(msgspec.Struct, frozen=True):
     weights, and of the earlier token's index key. The tokens of the largest scores are chosen; of equal ones the first.
 
     Attributes:
-        topk: Number of tokens that are chosen. A token attends to all if it sees no more.
+        topk: Number of tokens, or of compressed entries, that are chosen. A token attends to all if it sees no more.
         heads: Index heads; 0 for a layer that takes what the layer before it chose.
         dim: Elements of an index query head and of an index key; 0 if there are no heads.
     """
@@ -57,6 +57,10 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
         indexer: What chooses the tokens that a token attends to, or None for all that it sees. Such a layer is latent.
             Index queries and weights follow q in a row, the index key follows k.
         chunked: True if a query sees the positions of its own chunk of `window` positions alone, up to its own.
+        compress_rate: Tokens of which each compressed entry is made; 0 if there are none (DeepSeek-V4, section 2.3).
+            A query sees the entries whose tokens all came, or those of them that the indexer chooses, beside the tokens
+            of its window. Such a layer is latent. Every row has an entry behind k, of as many elements, and the index
+            key behind that; those of the last token of each compress_rate are kept.
     """
 
     kv_heads: int
@@ -70,12 +74,20 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
     latent: bool = False
     indexer: IndexerShape | None = None
     chunked: bool = False
+    compress_rate: int = 0
 
     def first_seen(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first position that a query sees, for queries at `positions`."""
         if self.window is None:
             return np.zeros_like(positions)
         return positions // self.window * self.window if self.chunked else np.maximum(positions + 1 - self.window, 0)
+
+    @property
+    def chooses_from(self) -> int | None:
+        """Return the first position whose query attends to what is chosen, or to entries; None if none does."""
+        if self.compress_rate:
+            return 0
+        return None if self.indexer is None else self.indexer.topk
 
     @property
     def group(self) -> int:
@@ -89,12 +101,17 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
 
     @property
     def k_columns(self) -> int:
-        """Return the columns of a k row, the index key's included."""
-        return self.own_k_columns + (self.indexer.dim if self.indexer else 0)
+        """Return the columns of a k row, those of the entry and of the index key included."""
+        return self.own_k_columns + self.entry_columns + (self.indexer.dim if self.indexer else 0)
+
+    @property
+    def entry_columns(self) -> int:
+        """Return the columns of a compressed entry."""
+        return self.own_k_columns if self.compress_rate else 0
 
     @property
     def own_k_columns(self) -> int:
-        """Return the columns of a k row without the index key's."""
+        """Return the columns of a k row without the entry's and the index key's."""
         return self.kv_heads * self.k_dim
 
     @property
@@ -124,10 +141,14 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
 
 
 class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
-    """The shape of a causal convolution, of a linear recurrence, or of one after the other.
+    """The shape of a causal convolution, of a linear recurrence, of one after the other, or of a compressor.
 
     A head's state S has k_dim rows of v_dim numbers. A token's row is `[q | k | v | decay | beta]`. In rows of two-byte
     elements decay and beta, which are float32, take two columns each.
+
+    A compressor (DeepSeek-V4, section 2.3) gives each channel the mean of the values of a window of compress_rate
+    tokens, weighted by the softmax of their gates. A head is a channel, k_dim is 0, a row is `[values | gates]`, and
+    what a token gives is the mean up to its own: that of the last token of a window is an entry. Its state is float32.
 
     Attributes:
         heads: Number of value heads.
@@ -144,6 +165,9 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
         has_rate: True if log decays are beta times a weight, and not in the rows.
         element_bytes: Bytes of a column.
         state_dtype: Data type that states are kept as, one of STATE_DTYPES. All arithmetic is in float32.
+        compress_rate: Tokens of a window of a compressor; 0 for none.
+        overlaps: True if each mean is over the window before, too: rows then have two values and gates a channel, first
+            those that the next window's mean takes, behind them those of its own.
     """
 
     heads: int
@@ -160,11 +184,16 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
     has_rate: bool = False
     element_bytes: int = _FLOAT
     state_dtype: str = "float32"
+    compress_rate: int = 0
+    overlaps: bool = False
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Return the columns of q, k, v, decay and beta, 0 for those that rows do not have."""
         floats = _FLOAT // self.element_bytes
+        if self.compress_rate:
+            values = self.heads * (1 + self.overlaps)
+            return 0, 0, values, values * floats, 0
         decay = 0 if self.has_rate or not self.k_dim else self.heads * self.decay_dim
         q, beta = self.k_heads * self.k_dim, self.heads if self.has_beta else 0
         return q, q, self.heads * self.v_dim, decay * floats, beta * floats
@@ -192,12 +221,14 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
     @property
     def numbers(self) -> int:
         """Return the numbers of a sequence's state, without that of the convolution."""
+        if self.compress_rate:
+            return self.heads * 3 * (3 if self.overlaps else 1)  # largest gate, sum and weighted sum of each mean
         return self.heads * self.k_dim * self.v_dim
 
     @property
     def number_bytes(self) -> int:
         """Return the bytes of a number of a state."""
-        return 2 if self.state_dtype == "bfloat16" else _FLOAT
+        return 2 if self.state_dtype == "bfloat16" and not self.compress_rate else _FLOAT
 
 
 MixerShape: TypeAlias = LayerShape | RecurrentShape

@@ -108,7 +108,9 @@ class ReferenceStateStore:
 
     def _open(self, slot: int) -> None:
         for i, shape in enumerate(self.layers):
-            self._windows[i, slot] = torch.zeros(max(shape.taps - 1, 0), shape.channels, dtype=self.dtype)
+            kept = shape.compress_rate * (1 + shape.overlaps), 2 * shape.channels  # values and gates
+            window = kept if shape.compress_rate else (max(shape.taps - 1, 0), shape.channels)
+            self._windows[i, slot] = torch.zeros(window, dtype=self.dtype)
             self._states[i, slot] = torch.zeros(shape.heads, shape.k_dim, shape.v_dim, dtype=self.dtype)
 
     def run(self, layer: int, slots: IntArray, counts: IntArray, rows: Tensor, out: Tensor) -> None:
@@ -116,14 +118,32 @@ class ReferenceStateStore:
         begun = time.perf_counter()
         first = 0
         for slot, count in _pairs(slots, counts):
-            self.length(slot)
+            begin = self.length(slot) - count - first
             for t in range(first, first + count):
-                out[t] = self._token(layer, slot, rows[t].contiguous()).to(out.dtype)
+                of_token = self._compressed if self.layers[layer].compress_rate else self._token
+                out[t] = of_token(layer, slot, rows[t].contiguous(), begin + t).to(out.dtype)
             first += count
             self.bytes_moved += 2 * self.layers[layer].state_bytes
         self.run_seconds += time.perf_counter() - begun
 
-    def _token(self, layer: int, slot: int, row: Tensor) -> Tensor:
+    def _compressed(self, layer: int, slot: int, row: Tensor, position: int) -> Tensor:
+        """Return the mean that a compressor has as of a token."""
+        shape, seen = self.layers[layer], self._windows[layer, slot]
+        values, gates = row.split(shape.widths)[2:4]
+        token = position % len(seen)
+        seen[token] = torch.cat([values.to(self.dtype), self._floats(gates)])
+        first = position // shape.compress_rate * shape.compress_rate
+        parts = []
+        for series, begin, end in ((0, first - shape.compress_rate, first), (-1, first, position + 1)):
+            if series == 0 and not shape.overlaps:
+                continue
+            own = seen[[p % len(seen) for p in range(max(begin, 0), end)]].unflatten(1, (2, -1, shape.heads))
+            parts.append(own[:, :, series])
+        v, g = torch.cat(parts).unbind(1)
+        mean: Tensor = (v * g.softmax(0)).sum(0)
+        return mean
+
+    def _token(self, layer: int, slot: int, row: Tensor, _: int) -> Tensor:
         shape, weights, key = self.layers[layer], self.weights[layer], (layer, slot)
         *x, decay, beta = row.split(shape.widths)
         u = torch.cat(x).to(self.dtype)

@@ -32,8 +32,8 @@ def check_layers(layers: Sequence[LayerShape], kv_dtype: str) -> None:
     latent = any(shape.latent for shape in layers)
     if kv_dtype not in (known := LATENT_KV_DTYPES if latent else KV_DTYPES):
         raise ValueError(f"kv_dtype: expected one of {', '.join(known)}{' for latents' * latent}, got {kv_dtype!r}")
-    if any(shape.indexer for shape in layers):
-        raise ValueError("expected layers that attend to all tokens on a device, got one with an indexer")
+    if any(shape.chooses_from is not None for shape in layers):
+        raise ValueError("expected layers that attend to all tokens on a device, got one with an indexer or entries")
 
 
 class TorchKvCache:

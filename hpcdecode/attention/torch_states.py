@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hpcdecode.attention.base import IntArray
 from hpcdecode.attention.clocks import clock_of
+from hpcdecode.attention.compressor import Compressor
 from hpcdecode.attention.recurrence import Recurrence
 from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights, state_bytes
 from hpcdecode.attention.state_slots import StateSlots
@@ -55,7 +56,12 @@ class TorchStateStore:
         self.layers, self.device = tuple(layers), torch.device(device)
         self.state_bytes = state_bytes(layers)
         self._slots = StateSlots(len(layers), max_sequences, states)
-        self._layers = [Recurrence(shape, own, states, self.device) for shape, own in zip(layers, weights, strict=True)]
+        self._layers = [
+            Compressor(shape, states, self.device)
+            if shape.compress_rate
+            else Recurrence(shape, own, states, self.device)
+            for shape, own in zip(layers, weights, strict=True)
+        ]
         self.length, self.check = self._slots.length, self._slots.check
         self.bytes_moved = 0
         self._clock = clock_of(self.device)
@@ -157,7 +163,7 @@ class _Steps:
         places: NDArray[np.int64],
         counts: NDArray[np.int32],
         begins: NDArray[np.int64],
-        layers: Sequence[Recurrence],
+        layers: Sequence[Recurrence | Compressor],
         device: torch.device,
     ) -> None:
         self.sizes: list[int] = [int((counts > t).sum()) for t in range(int(counts.max(initial=0)))]

@@ -28,10 +28,12 @@ def random_numbers(layer: RecurrentShape, seed: int = 0) -> RecurrentWeights:
 
 
 def random_rows(layer: RecurrentShape, tokens: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
-    """Return rows [tokens, row_columns] of random tokens, with decays below 1 and betas from 0 to 1."""
+    """Return rows [tokens, row_columns] of random tokens, with decays below 1 and betas from 0 to 1, or any gates."""
     g = torch.Generator().manual_seed(seed)
     channels = torch.randn(tokens, layer.channels, generator=g).to(dtype)
     decay = -torch.rand(tokens, layer.widths[3], generator=g)
+    if layer.compress_rate:
+        decay = 300 * (decay + 0.5)  # gates whose weights float32 does not hold, but for the largest
     beta = torch.rand(tokens, layer.heads if layer.has_beta else 0, generator=g)
     return torch.cat([channels, decay.view(dtype), beta.view(dtype)], dim=1)
 

@@ -65,6 +65,7 @@ class StoredPrompts:
 class PromptsBeforeChoice:
     """Attention of prompts from the positions that see no more tokens than the layer's indexer chooses.
 
+    At layers with compressed entries there are none.
     `ResumedAttention` attends from the others. What is packed does not grow beyond these positions.
 
     Args:
@@ -74,7 +75,7 @@ class PromptsBeforeChoice:
 
     def __init__(self, prompts: PromptAttention, layers: Sequence[LayerShape]):
         self._prompts = prompts
-        self._most = [None if shape.indexer is None else shape.indexer.topk for shape in layers]
+        self._most = [shape.chooses_from for shape in layers]
         self.device, self.tokens_in = prompts.device, prompts.tokens_in
 
     def attends_beside(self, kv_cache: KvCache) -> bool:

@@ -23,7 +23,7 @@ class ResumedAttention:
 
     Where indexers choose tokens, prompt attention, which is over all, serves the positions that see no more than they
     choose. A longer prompt has a KV cache too, and attends from its other tokens here. So does a prefix, for prompts
-    that begin with it.
+    that begin with it. At layers with compressed entries all tokens attend here.
 
     Args:
         open_cache: Opens a KV cache for one sequence of so many tokens, stored as the R-ranks store them.
@@ -32,7 +32,7 @@ class ResumedAttention:
 
     def __init__(self, open_cache: Callable[[int], KvCache], layers: Sequence[LayerShape] = ()):
         self._open_cache = open_cache
-        self._most = [None if shape.indexer is None else shape.indexer.topk for shape in layers]
+        self._most = [shape.chooses_from for shape in layers]
         self._least = min((most for most in self._most if most is not None), default=None)
         self._caches: dict[int, KvCache] = {}
         self._tokens: dict[int, int] = {}  # that each has room for

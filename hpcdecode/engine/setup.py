@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from hpcdecode.attention.base import LATENT_KV_DTYPES
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, with_states_as
+from hpcdecode.attention.shapes import MixerShape, RecurrentShape, attention_shapes, with_states_as
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.config import EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ class Setup(msgspec.Struct, frozen=True):
         eos: Ids of the tokens that end a sequence.
     """
 
-    shapes: list[LayerShape | RecurrentShape]
+    shapes: list[MixerShape]
     members: list[MemberPart]
     dtype: str
     kv_dtype: str
@@ -87,7 +87,7 @@ class Setup(msgspec.Struct, frozen=True):
         """Return what a rank has of the model; of an R-rank, what the members have that it serves."""
         return self.members[rank.member]
 
-    def shapes_of(self, rank: Rank) -> list[LayerShape | RecurrentShape]:
+    def shapes_of(self, rank: Rank) -> list[MixerShape]:
         """Return the shapes of a rank's layers."""
         return self.shapes[slice(*self.part_of(rank).layers)]
 
@@ -173,6 +173,8 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             int8_activations=options.activations == "int8",
         )
         check_kv_dtype(options.kv_dtype, loaded.attends)
+        if model is not None and not runs_indexers(options, team):
+            require_all_tokens(loaded.attends)
         partition_of(options, team.pool).check(loaded.attends)
         return Loaded(loaded, tokenizer)
 
@@ -185,12 +187,21 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
     return team.broadcast(setup, Setup), loaded
 
 
-def check_kv_dtype(kv_dtype: str | None, shapes: Sequence[LayerShape | RecurrentShape]) -> None:
+def check_kv_dtype(kv_dtype: str | None, shapes: Sequence[MixerShape]) -> None:
     """Raise UserError if K and V are to be kept as two data types, but the values lie in K."""
     if kv_dtype not in (None, *LATENT_KV_DTYPES) and any(shape.latent for shape in attention_shapes(shapes)):
         raise UserError(
             f"--kv-dtype {kv_dtype}: expected one of {', '.join(LATENT_KV_DTYPES)} for a model whose attention runs "
             "over latents, which hold K and V at once; int8 is the smallest"
+        )
+
+
+def require_all_tokens(shapes: Sequence[MixerShape]) -> None:
+    """Raise UserError if a model that was loaded for other ranks has layers that attend to chosen tokens or entries."""
+    if any(shape.chooses_from is not None for shape in attention_shapes(shapes)):
+        raise UserError(
+            "the model was loaded with indexers or compressed entries, which need S-ranks and R-ranks on CPUs, "
+            "--partition request, no --route rotational, and no --schedule fluid"
         )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, recurrent_shapes
+from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, attention_shapes, recurrent_shapes
 from hpcdecode.errors import UserError
 
 Shape = TypeVar("Shape", LayerShape, RecurrentShape, MixerShape)
@@ -43,7 +43,12 @@ class Partition:
         return self.kind == "head" and self.parts > 1
 
     def check(self, shapes: Sequence[MixerShape]) -> None:
-        """Raise UserError if KV heads, or value heads of states, cannot be dealt out evenly."""
+        """Raise UserError if KV heads, or value heads of states, cannot be dealt out evenly, or if all heads choose."""
+        if self.by_head and any(s.chooses_from is not None for s in attention_shapes(shapes)):
+            raise UserError(
+                "--partition head: expected attention to all tokens, got a model whose heads attend to what an indexer "
+                "chooses, or to compressed entries; use --partition request"
+            )
         heads = {dealt_heads(s) if isinstance(s, LayerShape) else s.heads for s in shapes}
         heads |= {s.k_heads for s in recurrent_shapes(shapes) if s.k_heads > 1}
         odd = sorted(n for n in heads if n % self.parts) if self.by_head else []

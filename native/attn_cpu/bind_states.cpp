@@ -74,15 +74,17 @@ void bind_shape(nb::module_& m) {
         .def(
             "__init__",
             [](RecurrentShape* s, int heads, int k_heads, int k_dim, int v_dim, int taps, bool silu, bool delta,
-               bool normalised, float scale, int decay_dim, bool has_beta, bool has_rate) {
-                const RecurrentShape shape{heads, k_heads,    k_dim, v_dim,     taps,     silu,
-                                           delta, normalised, scale, decay_dim, has_beta, has_rate};
+               bool normalised, float scale, int decay_dim, bool has_beta, bool has_rate, int compress_rate,
+               bool overlaps) {
+                const RecurrentShape shape{heads,      k_heads, k_dim,     v_dim,    taps,     silu,          delta,
+                                           normalised, scale,   decay_dim, has_beta, has_rate, compress_rate, overlaps};
                 check_recurrent(shape);
                 new (s) RecurrentShape(shape);
             },
             nb::arg("heads"), nb::arg("k_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("taps"), nb::arg("silu"),
             nb::arg("delta"), nb::arg("normalised"), nb::arg("scale"), nb::arg("decay_dim"), nb::arg("has_beta"),
-            nb::arg("has_rate"), R"(Describe a recurrent layer.
+            nb::arg("has_rate"), nb::arg("compress_rate") = 0, nb::arg("overlaps") = false,
+            R"(Describe a recurrent layer.
 
 The channels of q, k and v go through the convolution. Then a token changes the state S [k_dim, v_dim] of each
 head: S = exp(decay) * S; e = v - S^T k if delta, else v; e = beta * e; S = S + k e^T; o = S^T q + skip * v.
@@ -101,6 +103,10 @@ Args:
     decay_dim: Log decays of a head: 1, or k_dim for one of each row of the state.
     has_beta: True if each head has a factor of what is written.
     has_rate: True if the log decay is beta * rate, and not in the rows.
+    compress_rate: Tokens of a window of a compressor, whose rows are [values | gates in float32] and whose
+        heads are channels; 0 for none.
+    overlaps: True if each of its means is over the window before, too, for which rows then have values and
+        gates in front of the others.
 
 Raises:
     ValueError: If the numbers make no sense together.)")

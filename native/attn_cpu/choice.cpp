@@ -82,19 +82,19 @@ void KvCache::score(const Call& call, const Query& query, int64_t begin, int64_t
     table_.score[static_cast<int>(index_type(pool_.type()))](a);
 }
 
-int32_t* KvCache::chosen_of(const LayerShape& shape, const Query& query) {
-    return choices_[query.slot].positions.data() + query.place * shape.index_topk;
-}
-
-// Makes room for what the layer's indexer chooses for new tokens; without one, checks that the layer before has chosen.
-void KvCache::begin_choices(const LayerShape& shape, const int32_t* slots, const int32_t* counts, int n) {
+// Makes room for what the layer's indexer chooses for new tokens, or for the entries that they see; without either,
+// checks that the layer before has chosen.
+void KvCache::begin_choices(const LayerLayout& layer, const int32_t* slots, const int32_t* counts, int n) {
+    const LayerShape& shape = layer.shape;
     for (int i = 0; i < n; ++i) {
         if (counts[i] == 0) continue;
         Choice& c = choices_[slots[i]];
-        if (shape.has_indexer()) {
+        if (shape.has_indexer() || shape.has_entries()) {
             c.length = pool_.length(slots[i]);
             c.count = counts[i];
-            c.positions.resize(c.length > shape.index_topk ? c.count * shape.index_topk : 0);
+            const bool lists = shape.has_entries() || c.length > shape.index_topk;
+            c.stride = lists ? layer.attended(c.length) : 0;
+            c.positions.resize(c.count * c.stride);
         } else if (c.length != pool_.length(slots[i]) || c.count != counts[i]) {
             throw std::invalid_argument("slot " + std::to_string(slots[i]) +
                                         ": expected the layers whose choice this one takes to attend before it");
@@ -102,14 +102,24 @@ void KvCache::begin_choices(const LayerShape& shape, const int32_t* slots, const
     }
 }
 
+// Chooses by the scores of all that a query sees.
+void KvCache::choose_for(const Call& call, const Query& q, const float* scores, int thread) {
+    const LayerLayout& l = *call.layout;
+    Choice& c = choices_[q.slot];
+    choose(scores, l.choosable(q.length), l.shape.index_topk, c.positions.data() + q.place * c.stride, rooms_[thread]);
+}
+
 // Chooses for every query on the calling thread. scores: Is overwritten.
 void KvCache::choose_here(const Call& call, const std::vector<Query>& queries, int thread, std::vector<float>& scores) {
-    const LayerShape& shape = call.layout->shape;
+    const LayerLayout& l = *call.layout;
     for (const Query& q : queries) {
-        if (q.length <= shape.index_topk) continue;
-        scores.resize(in_chunks(q.length));
-        score(call, q, 0, q.length, scores.data(), thread);
-        choose(scores.data(), q.length, shape.index_topk, chosen_of(shape, q), rooms_[thread]);
+        const int64_t seen = l.choosable(q.length);
+        if (l.shape.has_indexer() && seen > l.shape.index_topk) {
+            scores.resize(in_chunks(seen));
+            score(call, q, 0, seen, scores.data(), thread);
+            choose_for(call, q, scores.data(), thread);
+        }
+        if (l.entries > 0) list_rows(l, q);
     }
 }
 
@@ -130,18 +140,19 @@ void KvCache::choose_together(const Call& call, const std::vector<Query>& querie
         job.next.store(0);
         scores > kInlineScores ? workers_->run(work, &job) : work(&job, 0);
     };
-    const LayerShape& shape = call.layout->shape;
+    const LayerLayout& l = *call.layout;
     for (size_t i = 0; i < queries.size();) {
         int64_t count = 0;
         job.spans.clear();
         job.wholes.clear();
-        for (; i < queries.size() && (count == 0 || count + queries[i].length <= kMostScores); ++i) {
+        for (; i < queries.size() && (count == 0 || count + l.choosable(queries[i].length) <= kMostScores); ++i) {
             const Query& q = queries[i];
-            if (q.length <= shape.index_topk) continue;
-            job.wholes.push_back({&q, count, 0, q.length});
-            for (int64_t begin = 0; begin < q.length; begin += kSpan)
-                job.spans.push_back({&q, count, begin, std::min(begin + kSpan, q.length)});
-            count += in_chunks(q.length);
+            const int64_t seen = l.choosable(q.length);
+            if (seen <= l.shape.index_topk) continue;
+            job.wholes.push_back({&q, count, 0, seen});
+            for (int64_t begin = 0; begin < seen; begin += kSpan)
+                job.spans.push_back({&q, count, begin, std::min(begin + kSpan, seen)});
+            count += in_chunks(seen);
         }
         if (count == 0) continue;
         if (static_cast<int64_t>(scores_.size()) < count) scores_.resize(count);
@@ -154,11 +165,9 @@ void KvCache::choose_together(const Call& call, const std::vector<Query>& querie
         });
         run(count, [](void* context, int thread) {
             Job& j = *static_cast<Job*>(context);
-            const LayerShape& own = j.call.layout->shape;
             for (size_t k; (k = j.next.fetch_add(1)) < j.wholes.size();) {
                 const Item& s = j.wholes[k];
-                choose(j.scores.data() + s.first_score, s.end, own.index_topk, j.cache.chosen_of(own, *s.query),
-                       j.cache.rooms_[thread]);
+                j.cache.choose_for(j.call, *s.query, j.scores.data() + s.first_score, thread);
             }
         });
     }
@@ -166,15 +175,16 @@ void KvCache::choose_together(const Call& call, const std::vector<Query>& querie
 
 // Writes all new tokens, lets the layer's indexer choose, if it has one, and plans the attention to what is chosen.
 void KvCache::choose_all(const Call& call, const int32_t* slots, const int32_t* counts, int n) {
-    const LayerShape& shape = call.layout->shape;
-    begin_choices(shape, slots, counts, n);
+    const LayerLayout& l = *call.layout;
+    begin_choices(l, slots, counts, n);
     Call writing = call;
     writing.out = nullptr;  // all sequences
     write_all(writing);
     const std::vector<Query> queries = queries_of(pool_, slots, counts, n);
-    if (shape.has_indexer()) choose_together(call, queries);
+    if (l.shape.has_indexer()) choose_together(call, queries);
+    for (size_t i = 0; l.entries > 0 && i < queries.size(); ++i) list_rows(l, queries[i]);
     plan_.make_chosen(pool_, call.layer, queries, choices_, workers_->threads());
-    reserve_items(*call.layout);
+    reserve_items(l);
 }
 
 }  // namespace hpcdecode

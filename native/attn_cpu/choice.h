@@ -1,4 +1,5 @@
-// The tokens that sequences attend to where indexers choose them (DeepSeek-V3.2, section 2.1).
+// The tokens that sequences attend to where indexers choose them (DeepSeek-V3.2, section 2.1), and the compressed
+// entries (DeepSeek-V4, section 2.3).
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,7 +12,12 @@ namespace hpcdecode {
 // What the indexer of a layer chose for the new tokens of a slot; layers after it may attend to the same.
 struct Choice {
     int64_t length = -1, count = 0;  // of the slot, and its new tokens, in that call
-    std::vector<int32_t> positions;  // [count][topk], ascending; unset for a token that sees topk positions at most
+    int64_t stride = 0;
+    // [count][stride]: positions, ascending; unset for a token that sees topk positions at most. Or rows of blocks
+    // where layers have entries, set for all tokens.
+    std::vector<int32_t> positions;
+
+    const int32_t* of(int64_t place) const { return positions.data() + place * stride; }
 };
 
 // A new token of a call.

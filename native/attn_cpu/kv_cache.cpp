@@ -86,6 +86,7 @@ AppendArgs KvCache::new_rows(const Call& call, const SequencePlan& s, int head, 
 }
 
 void KvCache::write_rows(const Call& call, const SequencePlan& s, int head) {
+    if (call.layout->entries > 0) return write_entries(call, s);
     const AppendArgs own = new_rows(call, s, head, s.length - s.count, s.length);
     table_.append[static_cast<int>(pool_.type())](own);
     if (head > 0 || !call.layout->shape.has_indexer()) return;
@@ -124,7 +125,7 @@ void KvCache::run_item(const Call& call, int64_t item, int thread) {
     a.length = s.length;
     a.chosen = s.chosen;
     a.new_tokens = s.count;
-    a.window = shape.window;
+    if (s.chosen == nullptr) a.window = shape.window;
     a.scale = shape.scale;
     a.softcap = shape.softcap;
     a.piece_begin = s.piece_begin + segment * s.segment_pieces;

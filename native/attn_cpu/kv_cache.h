@@ -99,8 +99,10 @@ class KvCache {
     void reserve_items(const LayerLayout& layer);
     void choose_all(const Call& call, const int32_t* slots, const int32_t* counts, int n);
     void score(const Call& call, const Query& query, int64_t begin, int64_t end, float* scores, int thread) const;
-    int32_t* chosen_of(const LayerShape& shape, const Query& query);
-    void begin_choices(const LayerShape& shape, const int32_t* slots, const int32_t* counts, int n);
+    void write_entries(const Call& call, const SequencePlan& s);
+    void choose_for(const Call& call, const Query& query, const float* scores, int thread);
+    void list_rows(const LayerLayout& layer, const Query& query);
+    void begin_choices(const LayerLayout& layer, const int32_t* slots, const int32_t* counts, int n);
     void choose_here(const Call& call, const std::vector<Query>& queries, int thread, std::vector<float>& scores);
     void choose_together(const Call& call, const std::vector<Query>& queries);
     void run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int));

@@ -1,5 +1,6 @@
 #include "layout.h"
 
+#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -86,12 +87,14 @@ std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType t
                                         std::string(type == KvType::kI4 ? "int4" : "k8v4"));
         LayerLayout l{};
         l.shape = s;
-        l.head = head_layout(s, type, block_tokens);
+        l.block_tokens = block_tokens;
+        l.entries = s.has_entries() ? std::max<int>(block_tokens / s.compress_rate, 1) : 0;
+        l.head = head_layout(s, type, block_tokens + l.entries);
         l.block_bytes = round_up(l.head.head_bytes * s.kv_heads, 64);
-        l.token_head_bytes = static_cast<double>(l.head.head_bytes) / block_tokens;
+        l.token_head_bytes = static_cast<double>(l.head.head_bytes) / l.head.block_tokens;
         if (s.has_indexer()) {
             const LayerShape keys{1, s.index_dim, 1, s.index_heads, 1.0f, {}, 0.0f, false, true};
-            l.index = head_layout(keys, index_type(type), block_tokens);
+            l.index = head_layout(keys, index_type(type), s.has_entries() ? l.entries : block_tokens);
             l.index_at = l.block_bytes;
             l.block_bytes += round_up(l.index.head_bytes, 64);
         }

@@ -15,6 +15,25 @@ struct LayerLayout {
     double token_head_bytes;  // stored bytes of one token and KV head
     HeadLayout index;         // of the indexer's keys, as keys of one head; nothing without an indexer
     size_t index_at;          // of them in a block
+    int block_tokens;         // a row for each lies in a block; behind them
+    int entries;              // rows for compressed entries
+
+    // Returns the number of a row in a sequence's blocks.
+    int64_t row_of_token(int64_t position) const {
+        return position / block_tokens * (block_tokens + entries) + position % block_tokens;
+    }
+    int64_t row_of_entry(int64_t entry) const {
+        const int64_t last = (entry + 1) * shape.compress_rate - 1;  // its last token, in whose block it is
+        return last / block_tokens * (block_tokens + entries) + block_tokens + entry % entries;
+    }
+    // Returns what an indexer chooses from, of a sequence of `length` tokens.
+    int64_t choosable(int64_t length) const { return entries > 0 ? length / shape.compress_rate : length; }
+    // Returns how many of these tokens, or of its entries and the tokens of its window, the last one attends to.
+    int64_t attended(int64_t length) const {
+        const int64_t all = choosable(length), most = shape.index_topk;
+        const int64_t some = most > 0 && most < all ? most : all;
+        return entries > 0 ? some + length - shape.window.first(length) : some;
+    }
 };
 
 HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens);

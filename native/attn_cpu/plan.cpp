@@ -12,9 +12,9 @@ constexpr int64_t kItemsPerThread = 16;    // so that the last item is a small s
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Returns the first position that a sequence's new tokens see.
+// Returns the first position that a sequence's new tokens see, or the first of those that are listed.
 int64_t first_position(const LayerShape& shape, const SequencePlan& s) {
-    return shape.window.first(s.length - s.count + 1);
+    return s.chosen != nullptr ? 0 : shape.window.first(s.length - s.count + 1);
 }
 
 int64_t head_bytes(const LayerLayout& layer, const SequencePlan& s) {
@@ -94,7 +94,6 @@ void AttendPlan::make(const LayerLayout& layer, const std::vector<int64_t>& leng
 void AttendPlan::make_chosen(const BlockPool& pool, int layer, const std::vector<Query>& queries,
                              const std::vector<Choice>& choices, int threads) {
     const LayerLayout& l = pool.layers()[layer];
-    const int64_t most = l.shape.index_topk;
     clear();
     for (const Query& q : queries) {
         SequencePlan s{};
@@ -102,12 +101,12 @@ void AttendPlan::make_chosen(const BlockPool& pool, int layer, const std::vector
         s.count = 1;
         s.written = true;
         s.first_token = q.token;
-        s.length = std::min(q.length, most);
+        s.length = l.attended(q.length);
         s.node = pool.node(s.slot);
-        if (q.length > most) {
-            s.chosen = choices[q.slot].positions.data() + q.place * most;
-            bytes += q.length * static_cast<int64_t>(l.index.row_bytes);
-        }
+        const int64_t seen = l.choosable(q.length);
+        const bool chooses = l.shape.index_topk > 0 && seen > l.shape.index_topk;
+        if (chooses || l.entries > 0) s.chosen = choices[q.slot].of(q.place);
+        if (chooses) bytes += seen * static_cast<int64_t>(l.index.row_bytes);
         add(l, s);
     }
     cut_all(l, pool.node_count(), threads);

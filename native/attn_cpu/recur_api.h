@@ -17,10 +17,11 @@ constexpr int kMaxLaneRows = 256;    // k_dim of layers of lanes
 // of a state are float32, or bfloat16: then they are rounded after every token, and all arithmetic is in float32.
 // - Layers of heads (v_dim > 1): v_dim is padded to vectors, in blocks of up to four of them, all about as large:
 //   [head][block][k_dim][columns of the block].
+// - Compressors (compress_rate > 0): always float32, [1, or 3 means][3][channels padded to vectors].
 // - Layers of lanes (v_dim = 1): heads that share a k head are padded to vectors: [k head][vector][k_dim][width].
 struct RecurLayer {
-    int heads, k_heads, k_dim, v_dim, taps, decay_dim;
-    bool silu, delta, normalised, has_beta, has_rate;
+    int heads, k_heads, k_dim, v_dim, taps, decay_dim, compress_rate;
+    bool silu, delta, normalised, has_beta, has_rate, overlaps;
     float scale;
     int64_t channels;
     const float* conv_weight;  // [taps][channels], or null

@@ -1,5 +1,6 @@
 #include "recurrent_layers.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -22,6 +23,7 @@ bool has_lanes(const RecurrentShape& s) { return s.v_dim == 1 && s.k_dim > 0; }
 
 // Returns the numbers of a layer's state.
 int64_t state_floats(const RecurrentShape& s, int width) {
+    if (s.compress_rate > 0) return int64_t{padded(s.heads, width)} * 3 * (s.overlaps ? 3 : 1);
     if (has_lanes(s)) return int64_t{s.k_heads} * padded(s.group(), width) * s.k_dim;
     return int64_t{s.heads} * s.k_dim * padded(s.v_dim, width);
 }
@@ -31,6 +33,8 @@ RecurCost cost_of(const RecurrentShape& s, int width) {
     if (has_lanes(s)) {
         least = s.group() % width == 0 ? width : s.group();
         unit = s.group() % (width * kLaneVectors) == 0 ? width * kLaneVectors : least;
+    } else if (s.compress_rate > 0) {
+        unit = least = std::min(width, s.heads);
     } else if (s.k_dim > 0 && s.group() <= kMaxUnit) {
         unit = s.group();
     }
@@ -61,7 +65,7 @@ const float* data_of(const std::vector<float>& x) { return x.empty() ? nullptr :
 
 // Lays a layer out from byte `at` of a place on; returns where it ends.
 size_t lay_out(RecurrentLayer& l, StateTypes types, int width, size_t at) {
-    l.state_bytes = state_floats(l.shape, width) * bytes_of(types.states);
+    l.state_bytes = state_floats(l.shape, width) * bytes_of(l.shape.compress_rate > 0 ? ActType::kF32 : types.states);
     l.window_bytes = l.shape.taps > 1 ? l.shape.channels() * l.shape.taps * bytes_of(types.rows) : 0;
     l.state = at;
     l.window = at + padded(l.state_bytes, kLine);
@@ -82,6 +86,8 @@ RecurLayer kernel_of(const RecurrentLayer& layer) {
     l.normalised = s.normalised;
     l.has_beta = s.has_beta;
     l.has_rate = s.has_rate;
+    l.compress_rate = s.compress_rate;
+    l.overlaps = s.overlaps;
     l.scale = s.scale;
     l.channels = s.channels();
     l.conv_weight = data_of(layer.weights.conv_weight);

@@ -37,10 +37,14 @@ void check_recurrent(const RecurrentShape& s) {
     if (s.channels() > INT32_MAX) invalid("channels: " + str(s.channels()) + " are too many");
     if (!std::isfinite(s.scale)) invalid("scale: expected a finite number");
     if (s.silu && s.taps == 0) invalid("silu: expected False where taps is 0");
+    check_range("compress_rate", s.compress_rate, 0, kMaxSize);
+    if (s.overlaps && s.compress_rate == 0) invalid("overlaps: expected False where compress_rate is 0");
+    if (s.compress_rate > 0 && (s.k_dim > 0 || s.v_dim > 1 || s.taps > 0))
+        invalid("compress_rate: expected heads of one value, and no keys and convolution");
     if (s.k_dim == 0) {
         if (s.delta || s.normalised || s.has_beta || s.has_rate)
             invalid("k_dim 0: expected no delta, normalised, has_beta and has_rate");
-        if (s.taps == 0) invalid("taps: expected at least 1 where k_dim is 0, got 0");
+        if (s.taps == 0 && s.compress_rate == 0) invalid("taps: expected at least 1 where k_dim is 0, got 0");
         return;
     }
     if (s.decay_dim != 1 && s.decay_dim != s.k_dim)

@@ -14,6 +14,11 @@ namespace hpcdecode {
 //
 // and the output is o = S^T q + skip * v. If k_dim is 0 there is no state, and o is v.
 //
+// A compressor (DeepSeek-V4, section 2.3) has heads of one channel and no q, k: a row is [values | gates], the output
+// the mean of the values of the last tokens weighted by the softmax of their gates. Windows of compress_rate tokens
+// follow each other; where they overlap, a mean is over the window before, too, for which tokens have values and gates
+// of their own, in front of the others.
+//
 // q, k and v first go through a causal convolution of each channel, then through SiLU, if `taps` and `silu` say so.
 struct RecurrentShape {
     int heads, k_heads;  // of v; of q and k: head h uses k head h / group()
@@ -24,14 +29,19 @@ struct RecurrentShape {
     float scale;      // factor of q
     int decay_dim;    // decays of a head: 1, or k_dim
     bool has_beta;
-    bool has_rate;  // the log decay is beta * rate; else it is in the rows
+    bool has_rate;          // the log decay is beta * rate; else it is in the rows
+    int compress_rate = 0;  // of a compressor; else 0
+    bool overlaps = false;  // its windows do
 
     int group() const { return heads / k_heads; }
     int64_t k_columns() const { return int64_t{k_heads} * k_dim; }
     int64_t out_columns() const { return int64_t{heads} * v_dim; }
-    int64_t channels() const { return 2 * k_columns() + out_columns(); }
-    int64_t decays() const { return k_dim > 0 && !has_rate ? int64_t{heads} * decay_dim : 0; }  // float32 of a row
-    int64_t betas() const { return has_beta ? heads : 0; }                                      // float32 of a row
+    int64_t channels() const { return 2 * k_columns() + out_columns() * (overlaps ? 2 : 1); }
+    int64_t decays() const {  // float32 of a row, gates too
+        if (compress_rate > 0) return channels();
+        return k_dim > 0 && !has_rate ? int64_t{heads} * decay_dim : 0;
+    }
+    int64_t betas() const { return has_beta ? heads : 0; }  // float32 of a row
     // Returns the columns of a row [q | k | v | decays | betas]: a float32 takes two of bfloat16.
     int64_t row_columns(ActType type) const {
         return channels() + (decays() + betas()) * (type == ActType::kF32 ? 1 : 2);

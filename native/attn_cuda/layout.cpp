@@ -60,7 +60,8 @@ HeadLayout head_layout(const LayerShape& s, KvType type, int block_tokens) {
 
 // Throws std::invalid_argument for a shape without kernels.
 void require(const LayerShape& s, KvType type) {
-    if (s.chooses()) invalid("expected layers that attend to all tokens on a device, got one with an indexer");
+    if (s.chooses())
+        invalid("expected layers that attend to all tokens on a device, got one with an indexer or entries");
     if (s.latent && type == KvType::kI8)
         invalid("kv_dtype: expected float32, float16 or bfloat16 for values in K on a device, got 'int8'");
     const int most = s.latent ? kMaxLatentVDim : kMaxVDim;

@@ -9,6 +9,16 @@ void require(bool ok, size_t layer, const char* what) {
     if (!ok) throw std::invalid_argument("layer " + std::to_string(layer) + ": " + what);
 }
 
+// Every block has whole entries, or the last tokens of entries lie at the ends of blocks.
+void check_entries(const LayerShape& s, int block_tokens, size_t layer) {
+    require(s.latent && s.window && !s.window.chunked && s.index_topk <= INT32_MAX, layer,
+            "entries need a latent with a window that moves");
+    require((s.index_topk > 0) == s.has_indexer(), layer, "entries are chosen by the layer's own indexer");
+    const bool whole = block_tokens % s.compress_rate == 0;
+    require(whole || (!s.has_indexer() && s.compress_rate % block_tokens == 0), layer,
+            "the tokens of a block must be a multiple of compress_rate, or without an indexer the other way round");
+}
+
 }  // namespace
 
 KvType parse_kv_type(const std::string& name) {
@@ -37,12 +47,17 @@ void check_shapes(const std::vector<LayerShape>& layers, int block_tokens) {
         require(s.scale > 0 && s.scale < 1e30f, i, "scale must be a positive number");
         require(!s.latent || (s.kv_heads == 1 && s.v_dim <= s.k_dim), i,
                 "values in K need one KV head, and v_dim <= k_dim");
+        require(s.compress_rate >= 0 && s.compress_rate <= INT32_MAX, i, "compress_rate must be positive, or 0");
         require(s.window.size >= 0 && s.softcap >= 0, i, "window and softcap must be positive, or None");
         require(s.index_topk >= 0 && s.index_heads >= 0 && (s.index_heads > 0) == (s.index_dim > 0), i,
                 "an indexer needs heads, dims and a number of tokens to choose");
+        require(s.index_topk > 0 || !s.has_indexer(), i, "an indexer chooses at least one token");
+        if (s.has_entries()) {
+            check_entries(s, block_tokens, i);
+            continue;
+        }
         require(!s.chooses() || (s.latent && !s.window && s.index_topk <= INT32_MAX), i,
                 "an indexer chooses tokens of a latent without a window");
-        require(s.chooses() || !s.has_indexer(), i, "an indexer chooses at least one token");
         require(!s.chooses() || s.has_indexer() || (i > 0 && layers[i - 1].chooses()), i,
                 "a layer without an indexer attends to what the layer before it chose");
     }

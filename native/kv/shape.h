@@ -21,13 +21,18 @@ struct LayerShape {
     // elements and an index key of each token. Without heads, those that the layer before chose. index_topk 0: all.
     int index_heads = 0, index_dim = 0;
     int64_t index_topk = 0;
+    // One compressed entry is made of so many tokens; 0: none. A token attends to its window and to the entries of all
+    // tokens that came, or to index_topk of them: index keys are those of entries then.
+    int64_t compress_rate = 0;
     int group() const { return q_heads / kv_heads; }
-    bool chooses() const { return index_topk > 0; }
+    bool has_entries() const { return compress_rate > 0; }
+    bool chooses() const { return index_topk > 0 || has_entries(); }
     bool has_indexer() const { return index_heads > 0; }
     int64_t index_q_column() const { return int64_t{q_heads} * k_dim; }  // of a [q | index q | weights | k | ...] row
     int64_t index_weight_column() const { return index_q_column() + int64_t{index_heads} * index_dim; }
     int64_t q_columns() const { return index_weight_column() + index_heads; }
-    int64_t index_k_column() const { return int64_t{kv_heads} * (latent ? k_dim : k_dim + v_dim); }  // of a kv row
+    int64_t entry_column() const { return int64_t{kv_heads} * (latent ? k_dim : k_dim + v_dim); }  // of a kv row
+    int64_t index_k_column() const { return entry_column() + (has_entries() ? k_dim : 0); }        // of a kv row
     int64_t kv_columns() const { return index_k_column() + index_dim; }
     int64_t row_columns() const { return q_columns() + kv_columns(); }
     int64_t out_columns() const { return int64_t{q_heads} * v_dim; }

@@ -194,7 +194,7 @@ void bind_common(nb::module_& m) {
             "__init__",
             [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
                std::optional<int64_t> window, std::optional<float> softcap, bool sinks, bool latent, int index_heads,
-               int index_dim, int64_t index_topk, bool chunked) {
+               int index_dim, int64_t index_topk, bool chunked, int64_t compress_rate) {
                 if ((window && *window < 1) || (chunked && !window) || (softcap && !(*softcap > 0))) {
                     throw std::invalid_argument(
                         "window and softcap: expected positive values, or None; a chunk has a window");
@@ -210,11 +210,13 @@ void bind_common(nb::module_& m) {
                                    latent,
                                    index_heads,
                                    index_dim,
-                                   index_topk};
+                                   index_topk,
+                                   compress_rate};
             },
             nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
             nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"), nb::arg("latent") = false,
             nb::arg("index_heads") = 0, nb::arg("index_dim") = 0, nb::arg("index_topk") = 0, nb::arg("chunked") = false,
+            nb::arg("compress_rate") = 0,
             R"(Describe an attention layer.
 
 Args:
@@ -232,6 +234,8 @@ Args:
     index_topk: Tokens that a token attends to at most, chosen by the indexer or by that of the layer before; 0
         for all.
     chunked: True if a query sees the positions of its own chunk of `window` positions alone.
+    compress_rate: Tokens of which each compressed entry is made; 0 for none. A query sees those that are
+        complete, or index_topk of them, beside its window. A row has an entry behind k, then the index key.
 
 Raises:
     ValueError: If window or softcap is not positive, or a chunk has no window.)");

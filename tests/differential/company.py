@@ -120,7 +120,7 @@ class Company:
         shapes = self._model(mix["model"]).attends
         pp = min(run.get("pp", 1), len(shapes), WORLD.size // self.tp)
         run = {**run, "pp": pp}
-        if any(shape.indexer for shape in attention_shapes(shapes)):  # no rows beyond what they choose there
+        if any(shape.chooses_from is not None for shape in attention_shapes(shapes)):  # which no other route takes
             run |= {"route": "fixed"}
         size = self.tp * run["pp"]
         ranks = max(min(run["ranks"], WORLD.size) // size * size, size)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.plain import attend_one, chosen_positions, index_dtype
-from hpcdecode.attention.reference import DTYPES, stored, stored_latents
+from hpcdecode.attention.plain import attend_one, chosen_positions, with_entries
+from hpcdecode.attention.reference import stored, stored_k_rows
 from hpcdecode.attention.shapes import LayerShape
 
 
@@ -102,12 +102,14 @@ def _expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
         q = rows[length - count :, : s.own_q_columns].double().view(count, s.q_heads, s.k_dim)
         k, v = rows[:, s.q_columns :].split([s.k_columns, s.v_columns], dim=1)
         if s.latent:
-            keys, chosen = k[:, s.own_k_columns :], None
-            if s.indexer:
-                by = rows[length - count :, s.own_q_columns : s.q_columns].float()
-                chosen = chosen_positions(by, keys.to(DTYPES[index_dtype(kv_dtype)]).float(), s.indexer)
-            k = stored_latents(k[:, : s.own_k_columns], s.v_dim, kv_dtype).double().unsqueeze(1)
-            out.append(attend_one(q, k, k[..., : s.v_dim], s, batch.sinks, chosen).reshape(count, -1))
+            k, chosen, entries = stored_k_rows(k, s, kv_dtype), None, None
+            by = rows[length - count :, s.own_q_columns : s.q_columns].float()
+            if s.compress_rate:
+                k, entries = with_entries(k, by, s)
+            elif s.indexer:
+                chosen = chosen_positions(by, k[:, s.own_k_columns :], s.indexer)
+            k = k[:, None, : s.k_dim].double()
+            out.append(attend_one(q, k, k[..., : s.v_dim], s, batch.sinks, chosen, entries).reshape(count, -1))
             continue
         heads = k.reshape(length, s.kv_heads, s.k_dim), v.reshape(length, s.kv_heads, s.v_dim)
         k, v = stored(*heads, kv_dtype)

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from hpcdecode.attention.plain import attend_one, chosen_positions
+from hpcdecode.attention.plain import attend_one, chosen_positions, with_entries
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
@@ -158,6 +158,8 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
     embedding = model.get_input_embeddings().weight
     for name, weight in model.state_dict(keep_vars=True).items():
         noise = torch.randn(weight.shape, generator=generator)
+        if name.endswith("tid2eid"):  # each token's experts
+            weight.copy_(noise.argsort(-1) + torch.arange(len(weight))[:, None] % 7)
         if not weight.is_floating_point() or name.endswith(("slope_rate", "_decay")):
             continue  # a table of indices; what is derived from other values
         if weight is embedding:
@@ -224,20 +226,23 @@ class Attention:
                 out[at] = result
                 continue
             keys, values = self.append(layer, row, k[at], v[at])
-            if shape.indexer:
+            if shape.chooses_from is not None:
                 out[at] = self.attend_chosen(layer, row, q[at], keys).to(q.dtype)
                 continue
             out[at] = self.attend(layer, q[at].float(), keys, values, positions[at]).to(q.dtype)
         return out
 
     def attend_chosen(self, layer, row, q, keys):
-        shape, chosen = self.model.attends[layer], self.chosen
-        if shape.indexer.heads:
-            by = q[:, shape.own_q_columns :].float(), keys[:, shape.own_k_columns :].float()
-            chosen[row] = chosen_positions(*by, shape.indexer)
+        shape, chosen, entries = self.model.attends[layer], self.chosen.get(row), None
+        k, by = keys.float(), q[:, shape.own_q_columns :].float()
+        if shape.compress_rate:
+            k, entries = with_entries(k, by, shape)
+        elif shape.indexer.heads:
+            self.chosen[row] = chosen = chosen_positions(by, k[:, shape.own_k_columns :], shape.indexer)
         heads = q[:, : shape.own_q_columns].float().unflatten(1, (shape.q_heads, -1))
-        k = keys[:, None, : shape.own_k_columns].float()
-        return attend_one(heads, k, k[..., : shape.v_dim], shape, None, chosen[row]).flatten(1)
+        k = k[:, None, : shape.own_k_columns]
+        seen = (None, entries) if shape.compress_rate else (chosen, None)
+        return attend_one(heads, k, k[..., : shape.v_dim], shape, self.model.sinks(layer), *seen).flatten(1)
 
     def append(self, layer, row, k, v):
         old_k, old_v = self.held[layer, row]

@@ -21,6 +21,8 @@ LAYERS = {
     "short_convolution": RecurrentShape(1, 1, 0, 100, 3),
     "retention": RecurrentShape(4, 2, 24, 40, decay_dim=24),
     "odd_delta": RecurrentShape(6, 2, 7, 5, 3, True, True, False, 0.7, 7, True, True),
+    "compressor": RecurrentShape(100, 100, 0, 1, compress_rate=16),
+    "overlapping_compressor": RecurrentShape(37, 37, 0, 1, compress_rate=4, overlaps=True),
     "odd_lanes": RecurrentShape(42, 3, 5, 1, 2, False, True, True, 0.5, 1, True),
 }
 

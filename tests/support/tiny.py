@@ -97,6 +97,16 @@ MADE: dict[str, dict[str, Any]] = {  # arguments of configs whose dictionary nam
         **{"num_hidden_layers": LAYERS, "sliding_window": 96, "eos_token_id": 3},
         **{"num_attention_heads": 4, "num_key_value_heads": 2},
     },
+    "deepseek_v4": {  # three kinds of layers, of which two have entries; 8 of up to 32 are chosen
+        **{"vocab_size": VOCAB, "hidden_size": 64, "moe_intermediate_size": 32, "max_position_embeddings": POSITIONS},
+        **{"num_hidden_layers": 5, "num_attention_heads": 4, "head_dim": 32, "q_lora_rank": 24, "sliding_window": 24},
+        "layer_types": ["sliding_attention", *2 * ["compressed_sparse_attention", "heavily_compressed_attention"]],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        **{"num_experts_per_tok": 2, "n_routed_experts": 8, "num_hash_layers": 2, "qk_rope_head_dim": 8},
+        **{"hc_mult": 2, "hc_sinkhorn_iters": 3, "o_groups": 2, "o_lora_rank": 16},
+        **{"index_n_heads": 16, "index_head_dim": 16, "index_topk": 8, "pad_token_id": 1, "eos_token_id": 1},
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    },
     "dbrx": {
         **{"d_model": 64, "n_heads": 4, "n_layers": LAYERS, "max_seq_len": POSITIONS, "vocab_size": VOCAB},
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},

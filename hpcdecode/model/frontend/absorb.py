@@ -4,6 +4,8 @@ With K = [c W_UK | r] and V = c W_UV for every head, and r the same for all head
 the output is (the weighted mean of c) W_UV. So attention over the rows [c | r], with one KV head, and c as values gives
 the same: q is projected before it, and its output after it. The KV cache then holds rank + shared columns a token.
 
+Where K of one head is V, too, as in DeepSeek-V4, it is such a latent as it is.
+
 No model is named. The graph says which columns of K and V are outputs of projections of one tensor, and which columns
 of K all heads share. The rewrite is one of exact arithmetic; rounding differs.
 """
@@ -79,6 +81,8 @@ class Latent:
 def absorb(trace: Trace) -> list[bool]:
     """Rewrite in place the attentions of `trace` whose stored columns at least halve.
 
+    Those of one KV head whose values are its keys are then over latents, too.
+
     The trace may be that of a member of a group: its heads share the latent as all do.
 
     Returns:
@@ -89,10 +93,23 @@ def absorb(trace: Trace) -> list[bool]:
         found = find_latent(trace, attend) if attend.target is ATTEND else None
         if found is not None:
             trace.attends[i] = Rewriter(trace, attend, found).run()
+        elif attend.target is ATTEND:
+            take_values_from_keys(trace, attend)
         done.append(found is not None)
     if any(done):
         remove_dead(trace.graph)
     return done
+
+
+def take_values_from_keys(trace: Trace, attend: fx.Node) -> None:
+    """Let an attention of one KV head bring no values where they are its keys."""
+    call = AttendArguments.of(attend)
+    if call.v is not call.k or call.kv_heads > 1:
+        return
+    with trace.graph.inserting_before(attend):
+        none = trace.graph.call_function(aten.slice.Tensor, (call.k, 1, 0, 0))
+    none.meta["about"] = Meta.of(tensor_meta(call.k).dtype, (TOKENS, 0))
+    attend.update_arg(2, none)
 
 
 def find_latent(trace: Trace, attend: fx.Node) -> Latent | None:

@@ -1,4 +1,4 @@
-"""Let attention take the rows of its indexer as columns of q and k, or do without indexers."""
+"""Let attention take the rows of its indexer, and compressed entries, as columns of q and k, or do without indexers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def has_indexers(trace: Trace) -> bool:
     return any(n.target is ATTEND and AttendArguments.of(n).index_topk for n in trace.attends)
 
 
+def has_entries(trace: Trace) -> bool:
+    """Return whether attentions of a trace are over compressed entries, too."""
+    return any(n.target is ATTEND and AttendArguments.of(n).compress_rate for n in trace.attends)
+
+
 def takes_choice(mixer: fx.Node) -> bool:
     """Return whether an attention is over the tokens that were chosen for the one before."""
     if mixer.target is not ATTEND:
@@ -33,15 +38,16 @@ def takes_choice(mixer: fx.Node) -> bool:
 
 
 def join_indexers(trace: Trace) -> Trace:
-    """Return a trace, changed in place, that brings index queries, weights and keys in the rows of q and k.
+    """Return a trace, changed in place, that brings what indexers and compressors compute in the rows of q and k.
 
     Sequences may then be as long as the model has positions. If any attention is not over a latent, indexers are left
     out instead.
     """
     calls = [AttendArguments.of(n) for n in trace.attends if n.target is ATTEND]
-    if not any(call.index_topk for call in calls):
+    if not any(call.index_topk or call.compress_rate for call in calls):
         return trace
-    if not all(tensor_meta(call.v).one_token[-1] == 0 and call.window is None for call in calls if call.index_topk):
+    choosing = [call for call in calls if call.index_topk and not call.compress_rate]
+    if not all(tensor_meta(call.v).one_token[-1] == 0 and call.window is None for call in choosing):
         return leave_out_indexers(trace)
     for i, attend in enumerate(trace.attends):
         if attend.target is ATTEND:
@@ -51,7 +57,7 @@ def join_indexers(trace: Trace) -> Trace:
 
 
 def leave_out_indexers(trace: Trace) -> Trace:
-    """Return a trace, changed in place, whose attentions are over all tokens."""
+    """Return a trace, changed in place, whose attentions are over all tokens; it has no compressed entries."""
     for i, attend in enumerate(trace.attends):
         if attend.target is ATTEND and AttendArguments.of(attend).index_topk:
             trace.attends[i] = _replaced(trace, attend, attend.args[:_PLAIN])
@@ -61,18 +67,21 @@ def leave_out_indexers(trace: Trace) -> Trace:
 
 def _joined(trace: Trace, attend: fx.Node) -> fx.Node:
     call = AttendArguments.of(attend)
-    if not call.index_rows:
+    if not call.shared_rows:
         return attend
-    queries, weights, keys = call.index_rows
-    dim = tensor_meta(keys).one_token[-1]
+    *of_queries, keys = call.index_rows or (None,)
+    stored = [n for n in (call.k, call.entry, keys) if n is not None]
+    dim = 0 if keys is None else tensor_meta(keys).one_token[-1]
     with trace.graph.inserting_before(attend):
-        q, k = (_side_by_side(trace.graph, parts) for parts in ((call.q, queries, weights), (call.k, keys)))
-    args = (q, k, *attend.args[2:_PLAIN], call.index_topk, call.index_heads, dim)
+        q, k = (_side_by_side(trace.graph, parts) for parts in ([call.q, *of_queries], stored))
+    args = (q, k, *attend.args[2:_PLAIN], call.index_topk, call.index_heads, dim, None, False, call.compress_rate)
     return _replaced(trace, attend, args)
 
 
-def _side_by_side(graph: fx.Graph, parts: tuple[fx.Node, ...]) -> fx.Node:
-    node = graph.call_function(aten.cat.default, (list(parts), 1))
+def _side_by_side(graph: fx.Graph, parts: list[fx.Node]) -> fx.Node:
+    if len(parts) == 1:
+        return parts[0]
+    node = graph.call_function(aten.cat.default, (parts, 1))
     columns = sum(tensor_meta(part).one_token[-1] for part in parts)
     node.meta["about"] = Meta.of(tensor_meta(parts[0]).dtype, (TOKENS, columns))
     return node

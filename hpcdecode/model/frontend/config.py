@@ -12,6 +12,7 @@ import msgspec
 
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.architectures import model_class, text_of, type_by_architectures
+from hpcdecode.model.frontend.compressors import COMPRESSED
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.model.frontend.indexers import INDEXED, all_chosen, leaves_out_newest
 from hpcdecode.model.frontend.llama4 import CHUNKED
@@ -21,7 +22,8 @@ from hpcdecode.model.frontend.stated import check_values
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-ATTENTION_KINDS = INDEXED | {CHUNKED, "full_attention", "sliding_attention", "hybrid"}  # hybrid: beside a recurrence
+ATTENTION_KINDS = INDEXED | COMPRESSED | {CHUNKED, "full_attention", "sliding_attention"}
+ATTENTION_KINDS |= {"hybrid"}  # beside a recurrence
 OTHER_KINDS = frozenset({"linear_attention", "conv", "moe", "mlp"})  # of layers without attention
 MOST_JSON_BYTES = 64 << 20
 QUANTISATION_KEYS = ("quantization_config", "compression_config")

@@ -201,7 +201,7 @@ class Labelling:
     def _attend(self, node: fx.Node) -> Tensor | None:
         """Return the labels of an attention's output. The columns of a KV head are one unit, and its queries' too."""
         call = AttendArguments.of(node)
-        for n in (n for n in call.index_rows if n in self.of):
+        for n in (n for n in call.shared_rows if n in self.of):
             self.units.replicate(self.of[n])  # all heads attend to the tokens that one indexer chooses
         if call.kv_heads % self._members:
             self._replicate_inputs(node)

@@ -39,10 +39,11 @@ def _attend(node: fx.Node, dealt: Dealt, member: int, own: OwnPart) -> list[Argu
     q, k, v = (own(n, _of_heads(n, 1, owners)) for n in (call.q, call.k, call.v))
     sinks = None if call.sinks is None else own(call.sinks, _of_heads(call.sinks, 0, owners))
     made: list[Argument] = [q, k, v, call.q_heads * kv_heads // call.kv_heads, kv_heads, *node.args[5:8], sinks]
-    if call.index_topk:
+    if call.index_topk or call.compress_rate:
         everyone = np.array([EVERYONE])
         rows = [own(n, _of_heads(n, 1, everyone)) for n in call.index_rows]
-        made += [call.index_topk, call.index_heads, call.index_dim, rows]
+        entry = None if call.entry is None else own(call.entry, _of_heads(call.entry, 1, everyone))
+        made += [call.index_topk, call.index_heads, call.index_dim, rows, False, call.compress_rate, entry]
     elif call.chunked:
         made += IN_CHUNKS
     return made

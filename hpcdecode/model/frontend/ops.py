@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.fx.node import Argument
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.compressors import take_compressed_rows
 from hpcdecode.model.frontend.experts import expert_linear, projected, run_experts
 from hpcdecode.model.frontend.indexers import EVERY_TOKEN, take_indexer_rows
 from hpcdecode.model.frontend.llama4 import OWN_CHUNK, chunk_size
@@ -26,8 +27,9 @@ HARMLESS = {"dropout", "position_ids", "cache_position", "use_cache", "is_causal
 HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 HARMLESS |= {"logits_to_keep"}
 
-_NO_MORE: tuple[Argument, ...] = (0, 0, 0, None, False)  # the last arguments of attend: no indexer, no chunks
-IN_CHUNKS: tuple[Argument, ...] = (*_NO_MORE[:-1], True)
+# The last arguments of attend: no indexer, no chunks, no entries.
+_NO_MORE: tuple[Argument, ...] = (0, 0, 0, None, False, 0, None)
+IN_CHUNKS: tuple[Argument, ...] = (0, 0, 0, None, True)
 
 
 class AttentionModule(Protocol):
@@ -55,6 +57,10 @@ class AttendArguments(NamedTuple):
             and the index key is of k; else 0.
         index_rows: Index queries [T, heads * dim], head weights [T, heads] and index keys [T, dim], if they are not.
         chunked: Whether a token sees the positions of its own chunk of `window` positions alone.
+        compress_rate: Tokens of a compressed entry, of which all that are complete are seen beside the window, or those
+            that the indexer chooses; 0 if there are none. Entries are columns of k, behind the key, unless `entry` is
+            given.
+        entry: Entries as of each token, [T, k_dim], if they are not columns of k.
     """
 
     q: fx.Node
@@ -71,17 +77,24 @@ class AttendArguments(NamedTuple):
     index_dim: int = 0
     index_rows: tuple[fx.Node, ...] = ()
     chunked: bool = False
+    compress_rate: int = 0
+    entry: fx.Node | None = None
+
+    @property
+    def shared_rows(self) -> list[fx.Node]:
+        """Return those of `rows` that all heads share: those of an indexer, and entries."""
+        return [*self.index_rows, *([] if self.entry is None else [self.entry])]
 
     @property
     def rows(self) -> list[fx.Node]:
         """Return the tensors of which every token brings a row."""
-        return [self.q, self.k, self.v, *self.index_rows]
+        return [self.q, self.k, self.v, *self.shared_rows]
 
     @classmethod
     def of(cls, attend: fx.Node) -> AttendArguments:
         """Return the arguments of the call `attend`."""
         q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *more = attend.args
-        topk, heads, dim, rows, chunked = (*more, *_NO_MORE[len(more) :])
+        topk, heads, dim, rows, chunked, rate, entry = (*more, *_NO_MORE[len(more) :])
         return cls(
             q=as_node(q),
             k=as_node(k),
@@ -97,6 +110,8 @@ class AttendArguments(NamedTuple):
             index_dim=as_int(dim),
             index_rows=() if rows is None else tuple(as_nodes(rows)),
             chunked=bool(chunked),
+            compress_rate=as_int(rate),
+            entry=None if entry is None else as_node(entry),
         )
 
 
@@ -120,7 +135,7 @@ def define() -> None:
         mutates_args=(),
         schema="(Tensor q, Tensor k, Tensor v, int q_heads, int kv_heads, float scale, int? window, float? softcap, "
         "Tensor? sinks, int index_topk=0, int index_heads=0, int index_dim=0, Tensor[]? index_rows=None, "
-        "bool chunked=False) -> Tensor",
+        "bool chunked=False, int compress_rate=0, Tensor? entry=None) -> Tensor",
     )
     attend.register_fake(_attended)
     experts = torch.library.custom_op(
@@ -171,17 +186,26 @@ def _attention(
     refuse_unknown_arguments(module, attention_mask, kwargs)
     dtype = module.config.dtype
     tokens, q_heads, kv_heads = query.shape[2], query.shape[1], key.shape[1]
-    q, k, v = (x.transpose(1, 2).reshape(tokens, -1).to(dtype) for x in (query, key, value))
+    q, k = (x.transpose(1, 2).reshape(tokens, -1).to(dtype) for x in (query, key))
+    v = k if value is key else value.transpose(1, 2).reshape(tokens, -1).to(dtype)
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
-    chosen = take_indexer_rows()
-    by: tuple[Any, ...] = (
-        () if chosen is None else (chosen.topk, chosen.heads, 0, [row.to(dtype) for row in chosen.rows])
-    )
     if attention_mask is OWN_CHUNK:
-        window, by = chunk_size(module.config), IN_CHUNKS
-    o: Tensor = torch.ops.hpcdecode.attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *by)
+        window = chunk_size(module.config)
+    more = _more_arguments(attention_mask, dtype)
+    o: Tensor = torch.ops.hpcdecode.attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *more)
     return o.reshape(1, tokens, q_heads, value.shape[-1]).to(value.dtype), None
+
+
+def _more_arguments(attention_mask: object, dtype: Any) -> tuple[Any, ...]:
+    """Return the last arguments of attend: what the layer's indexer and its compressor computed, and chunks."""
+    chosen, compressed = take_indexer_rows(), take_compressed_rows()
+    if attention_mask is OWN_CHUNK:
+        return IN_CHUNKS
+    if compressed is not None:
+        rows = [row.to(dtype) for row in compressed.index_rows]
+        return compressed.topk, compressed.heads, 0, rows, False, compressed.rate, compressed.entry.to(dtype)
+    return () if chosen is None else (chosen.topk, chosen.heads, 0, [row.to(dtype) for row in chosen.rows])
 
 
 def refuse_unknown_arguments(module: AttentionModule, attention_mask: object, kwargs: Mapping[str, object]) -> None:

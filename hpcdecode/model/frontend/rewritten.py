@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hpcdecode.model.frontend.compressors import COMPRESSORS
 from hpcdecode.model.frontend.expert_loops import EXPERT_LOOPS
 from hpcdecode.model.frontend.indexers import tracing_indexers
 from hpcdecode.model.frontend.llama4 import tracing_llama4
@@ -19,6 +20,6 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def rewritten(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Let `model`, of transformers, be one that can be traced inside the block; dtype: of its activations."""
-    loops = replaced_methods(model.modules(), EXPERT_LOOPS)
-    with tracing_indexers(model), tracing_llama4(model), loops, recurrences(model, dtype):
+    forwards = replaced_methods(model.modules(), {**EXPERT_LOOPS, **COMPRESSORS})
+    with tracing_indexers(model), tracing_llama4(model), forwards, recurrences(model, dtype):
         yield

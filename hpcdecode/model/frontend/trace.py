@@ -16,6 +16,7 @@ from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.architectures import decoder_of, text_of
 from hpcdecode.model.frontend.clean import clean
+from hpcdecode.model.frontend.compressors import COMPRESSED
 from hpcdecode.model.frontend.config import ATTENTION_KINDS, ModelFacts, layer_types, unsupported
 from hpcdecode.model.frontend.convolutions import join_convolutions
 from hpcdecode.model.frontend.expand import expand
@@ -286,5 +287,7 @@ def check_attends(mixers_: list[fx.Node], config: PreTrainedConfig) -> None:
         raise UserError(f"it states {len(kinds)} layers with attention, and has {len(windows)}")
     for i, (kind, call) in enumerate(zip(kinds, calls, strict=False)):
         expected = CHUNKED if call.chunked else "sliding_attention" if call.window is not None else None
+        if call.compress_rate:
+            expected = kind if kind in COMPRESSED else None
         if kind != expected and {kind, expected} & {CHUNKED, "sliding_attention"}:
             raise UserError(f"attention {i} is {kind!r} but passes sliding_window={call.window}")

@@ -17,7 +17,7 @@ from hpcdecode.model.frontend.absorb import absorb
 from hpcdecode.model.frontend.adapters import add_adapters, is_turned
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import holds_weights, open_checkpoint
-from hpcdecode.model.frontend.choose import has_indexers, join_indexers, leave_out_indexers
+from hpcdecode.model.frontend.choose import has_entries, has_indexers, join_indexers, leave_out_indexers
 from hpcdecode.model.frontend.config import ModelFacts, config_file, stated_config, stated_dtype
 from hpcdecode.model.frontend.gguf.checkpoint import open_gguf
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
@@ -156,6 +156,11 @@ def load_split(
     tensors = open_plain(folder, layers, scheme, exact) if opens else {}
     traced = cached_trace(folder, dtype, announce)
     could = has_indexers(traced)
+    if has_entries(traced) and not (indexers and latents):
+        raise UserError(
+            f"model type {traced.facts.model_type!r}: attention over compressed entries needs S-ranks and R-ranks on "
+            "CPUs, --partition request, no --route rotational, and no --schedule fluid"
+        )
     traced = traced if indexers and latents else leave_out_indexers(traced)
     own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
     if latents:

@@ -42,10 +42,12 @@ def layer_shape(mixer: fx.Node, dtype: torch.dtype) -> MixerShape:
 
 def _attention(node: fx.Node) -> LayerShape:
     call = AttendArguments.of(node)
-    k_dim, v_dim = (_columns(call.k) - call.index_dim) // call.kv_heads, _columns(node) // call.q_heads
+    k_columns = (_columns(call.k) - call.index_dim) // (2 if call.compress_rate else 1)
+    k_dim, v_dim = k_columns // call.kv_heads, _columns(node) // call.q_heads
     about = call.scale, call.window, call.softcap, call.sinks is not None
     indexer = IndexerShape(call.index_topk, call.index_heads, call.index_dim) if call.index_topk else None
-    return LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, *about, _columns(call.v) == 0, indexer, call.chunked)
+    more = _columns(call.v) == 0, indexer, call.chunked, call.compress_rate
+    return LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, *about, *more)
 
 
 def _recurrence(node: fx.Node, element_bytes: int) -> RecurrentShape:
@@ -55,16 +57,18 @@ def _recurrence(node: fx.Node, element_bytes: int) -> RecurrentShape:
         heads=call.heads,
         k_heads=call.k_heads,
         k_dim=0 if call.k is None else _columns(call.k) // call.k_heads,
-        v_dim=_columns(call.v) // call.heads,
+        v_dim=_columns(call.v) // call.heads // (1 + call.overlaps),
         taps=tensor_meta(call.weights[0]).one_token[-1] if call.weights else 0,
         silu=call.silu,
         delta=call.delta,
         normalised=call.normalised,
         scale=call.scale,
-        decay_dim=1 if log_decays is None else tensor_meta(log_decays).numel_per_token // call.heads,
+        decay_dim=1 if log_decays is None or call.k is None else tensor_meta(log_decays).numel_per_token // call.heads,
         has_beta=call.beta is not None,
         has_rate=call.rate is not None,
         element_bytes=element_bytes,
+        compress_rate=call.compress_rate,
+        overlaps=call.overlaps,
     )
 
 

@@ -1,5 +1,6 @@
 // Recurrent layers: takes tokens of a sequence through its state.
 #pragma once
+#include "recur_compress.h"
 #include "recur_heads.h"
 #include "recur_lanes.h"
 
@@ -40,7 +41,12 @@ inline void recur_states(const RecurArgs& a) {
     a.state_type == ActType::kF32 ? recur_rows<Act, float>(a) : recur_rows<Act, uint16_t>(a);
 }
 
-inline void recur(const RecurArgs& a) { a.type == ActType::kF32 ? recur_states<float>(a) : recur_states<uint16_t>(a); }
+template <class Act>
+inline void recur_any(const RecurArgs& a) {
+    a.layer->compress_rate > 0 ? compress_rows<Act>(a) : recur_states<Act>(a);
+}
+
+inline void recur(const RecurArgs& a) { a.type == ActType::kF32 ? recur_any<float>(a) : recur_any<uint16_t>(a); }
 
 }  // namespace
 }  // namespace hpcdecode::HPCDECODE_ISA
