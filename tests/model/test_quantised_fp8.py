@@ -19,7 +19,8 @@ from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization import plain
 from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.models import LATENT, save
-from tests.support.quantised import PROJECTIONS, check, edit, kept, logits, pair, write
+from tests.support.quantised import PROJECTIONS, check, edit, kept, logits, pair, state, write
+from tests.support.tiny import tiny
 
 BLOCK = (48, 24)  # divides no size of the models: the last blocks are ragged
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
@@ -282,3 +283,65 @@ def test_threads_compute_the_same_and_are_as_many_afterwards(threads):
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+def fp4_experts(stem, weight):
+    """Two numbers a byte, the lower half first, and a power of two for 32 of a row."""
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    blocks = weight.unflatten(1, (-1, 32))
+    scales = torch.exp2(torch.ceil(torch.log2(blocks.abs().amax(-1) / 6))).to(torch.float8_e8m0fnu)
+    scaled = blocks / scales.float()[..., None]
+    number = (scaled.abs()[..., None] - table).abs().argmin(-1)
+    codes = (number + 8 * (scaled < 0)).flatten(1).to(torch.uint8)
+    signed = torch.cat([table, -table])[codes.long()].unflatten(1, (-1, 32))
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int8)
+    return {"weight": packed, "scale": scales}, (signed * scales.float()[..., None]).flatten(1)
+
+
+def as_released(path):
+    """Give tensors the names that DeepSeek-V4 was released with, and add a layer that predicts a token more."""
+    names = {re.compile(r"^model\."): "", re.compile(r"^embed_tokens"): "embed", re.compile(r"^hc_head\.hc"): "hc_head"}
+    names[re.compile(r"attn\.norm\.")] = "attn.kv_norm."
+
+    def change(tensors):
+        for key in list(tensors):
+            new = key
+            for pattern, name in names.items():
+                new = pattern.sub(name, new)
+            tensors[new] = tensors.pop(key)
+            if new.endswith("tid2eid"):
+                tensors[new] = tensors[new].to(torch.int32)
+        tensors |= {k.replace("layers.0", "mtp.0"): v.clone() for k, v in tensors.items() if "layers.0." in k}
+
+    edit(path, change)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_deepseek_v4_has_experts_in_fp4(inside, tmp_path):
+    """Scales are named `scale`; config.json states the experts' type beside the quantisation, or in later models in it."""
+    source = save(tiny("deepseek_v4"), tmp_path / "source")
+    experts = re.compile(r".*experts\.\d+\.w\d\.weight")
+    chosen = re.compile(
+        rf"{experts.pattern}|.*attn\.w\w+\.weight|.*indexer\.wq_b\.weight|.*shared_experts\.w\d\.weight"
+    )
+
+    def quantise(stem, weight):
+        if experts.fullmatch(stem + "weight"):
+            return fp4_experts(stem, weight)
+        stored, plain_weight = by_blocks(stem, weight, torch.float8_e8m0fnu)
+        return {"weight": stored["weight"], "scale": stored["weight_scale_inv"]}, plain_weight
+
+    stated = {**BLOCKS, "scale_fmt": "ue8m0", **({"expert_dtype": "fp4"} if inside else {})}
+    made = pair(source, tmp_path, quantise, stated, chosen)
+    if not inside:
+        state(made.quantised, "fp4", "expert_dtype")
+    as_released(made.quantised)
+    as_released(made.plain)
+    check(made)
+    assert kept(made.quantised, "bfloat16") == {"mxfp4 grid", None}
+
+
+def test_experts_in_another_type_are_refused(checkpoint, tmp_path):
+    made = pair(checkpoint("llama2"), tmp_path, by_blocks, {**BLOCKS, "expert_dtype": "fp6"})
+    with pytest.raises(UserError, match="expected expert_dtype to be one of 'fp8', 'fp4', got 'fp6'"):
+        load_split(made.quantised, dtype="float32")

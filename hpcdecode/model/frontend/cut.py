@@ -29,12 +29,19 @@ def dependences(trace: Trace) -> dict[fx.Node, Dependence]:
     """Return by node what its value depends on.
 
     SYMBOL nodes are sizes. STATIC nodes depend on no input of a step. POSITION nodes depend on the positions alone,
-    TOKEN nodes on the tokens. SYMBOL and STATIC nodes are computed wherever they are used, and never cross a cut.
+    TOKEN nodes on the tokens, or on positions and weights: each layer has others of those, which need not wait for it.
+    SYMBOL and STATIC nodes are computed wherever they are used, and never cross a cut.
     """
     found: dict[fx.Node, Dependence] = {**dict.fromkeys(trace.step_inputs, TOKEN), trace.positions: POSITION}
+    weighted = set(trace.weights)
     for node in trace.graph.nodes:
-        if node not in found:
-            found[node] = dependence(node, {found[n] for n in node.all_input_nodes})
+        if node in found:
+            continue
+        kind = dependence(node, {found[n] for n in node.all_input_nodes})
+        reads_weights = not weighted.isdisjoint(node.all_input_nodes)
+        found[node] = TOKEN if kind == POSITION and reads_weights else kind
+        if kind == STATIC and reads_weights:
+            weighted.add(node)
     return found
 
 

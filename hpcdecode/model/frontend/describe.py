@@ -73,7 +73,7 @@ def describe(parts: Split, attends: Sequence[MixerShape], dtype: torch.dtype) ->
             describe_slice(i, part, parts, wire[i] if i < len(wire) else []) for i, part in enumerate(parts.slices)
         ],
         "wire_bytes_per_token": sum(t["bytes_per_token"] for t in tensors),
-        "kv_bytes_per_token": sum(t["bytes_per_token"] for t in tensors if t["name"] in "kv"),
+        "kv_bytes_per_token": sum(map(kept_bytes, attends, wire)),
         "state_bytes": state_bytes(attends),
     }
 
@@ -91,6 +91,13 @@ def describe_slice(i: int, part: Slice, parts: Split, wire: list[WireTensor]) ->
     }
 
 
+def kept_bytes(shape: MixerShape, wire: Sequence[WireTensor]) -> int:
+    """Return the bytes of a token's `wire` tensors that an R-rank keeps; of entries those of the last of their tokens."""
+    rate = max(shape.compress_rate, 1)
+    parts = {"k": 1, "v": 1, "entry": rate, "index k": rate}
+    return round(sum(t["bytes_per_token"] / parts[t["name"]] for t in wire if t["name"] in parts))
+
+
 def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
     """Return the tensors that one token sends to an R-rank, and gets back, at a layer of this `shape`."""
     if isinstance(shape, RecurrentShape):
@@ -103,6 +110,8 @@ def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
     }
     if shape.latent:
         del widths["v"]  # it is in k
+    if shape.compress_rate:
+        widths["entry"] = (shape.kv_heads, shape.k_dim)
     if shape.indexer and (heads := shape.indexer.heads):
         dim = shape.indexer.dim
         widths |= {"index q": (heads, dim), "index weights": (heads, 1), "index k": (1, dim)}
@@ -113,7 +122,8 @@ def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
 
 def state_tensors(shape: RecurrentShape, dtype: torch.dtype) -> list[WireTensor]:
     """Return the tensors that one token sends to, and gets back from, a layer that keeps a state."""
-    widths = dict(zip(("q in", "k in", "v in", "decay", "beta"), shape.widths, strict=True)) | {"o": shape.out_columns}
+    names = ("", "", "values", "gates", "") if shape.compress_rate else ("q in", "k in", "v in", "decay", "beta")
+    widths = dict(zip(names, shape.widths, strict=True)) | {"o": shape.out_columns}
     size = dtype.itemsize
     return [{"name": n, "shape": ["T", width], "bytes_per_token": width * size} for n, width in widths.items() if width]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from hpcdecode.model.frontend.quantization.formats import (
     ANY_SCALES,
     BYTES,
     CHANNEL,
+    INT8,
     TENSOR,
     ScaleBlock,
     Templates,
@@ -119,13 +120,19 @@ def block_of(found: object) -> ScaleBlock:
 
 
 def fp8(stated: Stated) -> tuple[FormatRule, ...]:
-    """Return the rules of DeepSeek-V3's FP8 in blocks, and of FP8 by tensor or by channel."""
+    """Return the rules of DeepSeek-V3's FP8 in blocks, of FP8 by tensor or by channel, and of DeepSeek-V4's experts.
+
+    These are in FP4 if `expert_dtype` says so, with a power of two for 32 of a row, among weights in FP8.
+    """
     blocks = stated.get("weight_block_size")
     block = None if blocks is None else block_of(blocks)
     scales = ANY_SCALES | (BYTES if stated.get("scale_fmt") == "ue8m0" else frozenset())
     name = "FP8" if block is None else f"FP8 in blocks of {block.rows} x {block.columns}"
-    needed = {"scale": ("{key}_scale_inv", "{key}_scale")}
-    return everywhere(ScaledGrid(name=name, block=block, needed=needed, scale_dtypes=scales))
+    needed = {"scale": ("{key}_scale_inv", "{key}_scale", "{module}.scale")}
+    weights = ScaledGrid(name=name, block=block, needed=needed, scale_dtypes=scales)
+    if allowed(stated, "expert_dtype", "fp8", "fp4", default="fp8") == "fp8":
+        return everywhere(weights)
+    return everywhere(weights, replace(fp4_grid("FP4 experts", 32, scales, needed, "weight"), dtypes=INT8 | BYTES))
 
 
 def fbgemm(stated: Stated) -> tuple[FormatRule, ...]:

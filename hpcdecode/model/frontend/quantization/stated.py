@@ -71,6 +71,8 @@ def statements(folder: Path) -> Iterator[tuple[Path, str, Any]]:
     for config in objects(read_json(file)):
         for key, method in KEYS.items():
             if (stated := config.get(key)) is not None:
+                if isinstance(stated, dict) and "expert_dtype" in config:  # as in DeepSeek-V4's; later within it
+                    stated = {"expert_dtype": config["expert_dtype"], **stated}
                 yield file, method_of(stated) or method, stated
     for name, method in FILES.items():
         if (folder / name).exists():

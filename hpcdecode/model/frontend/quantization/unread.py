@@ -21,6 +21,7 @@ CODES = re.compile(
     r"|weight_(scale\w*|shape|zero_point|g_idx|packed|quantizer\w*)"
     r"|\w*_(packed|blocks|scale_inv|zero_point|absmax)|(input|output|act|activation)_(scales?|zero_point)"
 )
+PREDICTING = re.compile(r"(\w+\.)?mtp\..*")  # keys of layers that predict more tokens, which are not run
 # If nothing is stated these are refused only beside a weight of the model: vision towers have a `logit_scale`, for one.
 SCALES = re.compile(r"(\w*_)?(scales?|zeros?)(_\w+)?")
 
@@ -41,6 +42,8 @@ def refuse_unread(
     states = "nothing states that" if scheme is None else f"{scheme.file.name} states {scheme.name} only"
     for key in sorted(tensors.keys() - used.keys()):
         module, _, name = key.rpartition(".")
+        if PREDICTING.fullmatch(key):
+            continue
         file = tensors[key].mapped.file
         if CODES.fullmatch(name) or ((module in modules or scheme is not None) and SCALES.fullmatch(name)):
             raise refused(file, f"tensor {key!r}, which is named as quantisation data ({states})")
