@@ -25,11 +25,15 @@ from hpcdecode.planning.layer_work import (
     device_kv_bytes,
     indexed,
     kv_bytes,
+    most_chosen,
     of_member,
+    read_bytes,
     score_flop,
     state_bytes_moved,
     state_float_bytes,
     state_flop,
+    window_bytes,
+    window_flop,
     wire_columns,
     without_indexers,
 )
@@ -133,14 +137,15 @@ def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device, *, kernel
         r.bytes_per_second * r.cache_share,
     )
     plain, recurrence = without_indexers(layers), state_flop(layers) / floats_per_second
-    cached, states, prompts = kv_bytes(plain, kv_dtype), state_bytes_moved(layers), 0.0
+    cached, states, prompts = read_bytes(plain, kv_dtype), float(state_bytes_moved(layers)), 0.0
+    window = max(window_bytes(layers, kv_dtype) / bytes_per_second, window_flop(layers) / flop_per_second)
     attended = float(attend_flop(layers))
     if not kernels:
         cached, attended = device_kv_bytes(plain, kv_dtype), device_attend_flop(layers)
         states, prompts = (state_float_bytes(layers) * passes for passes in (STATE_PASSES, PROMPT_STATE_PASSES))
     return _RSeconds(
         max(cached / bytes_per_second, attended / flop_per_second),
-        max(states / bytes_per_second, recurrence),
+        max(states / bytes_per_second, recurrence) + window,
         max(prompts / bytes_per_second, recurrence),
     )
 
@@ -156,12 +161,11 @@ def _chosen_tokens(layers: Sequence[MixerShape], kv_dtype: str, s: Device, r: De
         return None
     plain = without_indexers(choosing)
     attended, scored = attend_flop(plain), score_flop(choosing)
-    latent_bytes = kv_bytes(plain, kv_dtype)
-    key_bytes = kv_bytes(choosing, kv_dtype) - latent_bytes
+    latent_bytes, key_bytes = read_bytes(plain, kv_dtype), kv_bytes(choosing, kv_dtype) - kv_bytes(plain, kv_dtype)
     r_flop, s_flop = (device.flop_per_second * COMPUTE_EFFICIENCY for device in (r, s))
     r_bytes = r.bytes_per_second * r.cache_share
     return ChosenTokens(
-        most=max(layer.indexer.topk for layer in choosing if layer.indexer),
+        most=most_chosen(choosing),
         skipped_seconds_per_cached_token=max(latent_bytes / r_bytes, attended / r_flop),
         score_seconds_per_cached_token=max(key_bytes / r_bytes, scored / r_flop),
         skipped_seconds_per_pair=attended / s_flop,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hpcdecode.attention.shapes import MixerShape
 from hpcdecode.planning.cost import ChosenTokens, Cost
-from hpcdecode.planning.layer_work import attend_flop, indexed, score_flop
+from hpcdecode.planning.layer_work import attend_flop, indexed, most_chosen, score_flop
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 from hpcdecode.planning.step_time import step_seconds
 
@@ -103,7 +103,7 @@ def chosen_by_flop(cost: Cost, layers: Sequence[MixerShape]) -> ChosenTokens | N
         return None
     skipped, scored = (flop / attend_flop(layers) for flop in (attend_flop(choosing), score_flop(choosing)))
     return ChosenTokens(
-        most=max(layer.indexer.topk for layer in choosing if layer.indexer),
+        most=most_chosen(choosing),
         skipped_seconds_per_cached_token=skipped * cost.attend_seconds_per_cached_token,
         score_seconds_per_cached_token=scored * cost.attend_seconds_per_cached_token,
         skipped_seconds_per_pair=skipped * cost.prefill_seconds_per_pair,

@@ -57,9 +57,34 @@ def kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
     return bytes_per_token(attend, kv_dtype) if attend else 0.0
 
 
-def attend_flop(layers: Iterable[MixerShape]) -> int:
-    """Return the FLOP of one query and one cached token: q.k and its part of o, all query heads."""
-    return sum(2 * s.q_heads * (s.k_dim + s.v_dim) for s in layers if isinstance(s, LayerShape))
+def read_bytes(layers: Iterable[MixerShape], kv_dtype: str) -> float:
+    """Return the bytes that a query reads for a cached token: what is stored of it, or its part of an entry."""
+    rows = [(s, replace(s, compress_rate=0)) for s in layers if isinstance(s, LayerShape)]
+    return sum(kv_bytes([row], kv_dtype) / max(s.compress_rate, 1) for s, row in rows)
+
+
+def window_bytes(layers: Iterable[MixerShape], kv_dtype: str) -> float:
+    """Return the bytes that a query reads of its window at layers with compressed entries, beside these."""
+    rows = (replace(s, compress_rate=0, indexer=None) for s in _with_entries(layers))
+    return sum(kv_bytes([row], kv_dtype) * (row.window or 0) for row in rows)
+
+
+def window_flop(layers: Iterable[MixerShape]) -> int:
+    """Return the FLOP of a query and its window at layers with compressed entries."""
+    return sum(2 * s.q_heads * (s.k_dim + s.v_dim) * (s.window or 0) for s in _with_entries(layers))
+
+
+def _with_entries(layers: Iterable[MixerShape]) -> list[LayerShape]:
+    return [s for s in layers if isinstance(s, LayerShape) and s.compress_rate]
+
+
+def attend_flop(layers: Iterable[MixerShape]) -> float:
+    """Return the FLOP of one query and one cached token: q.k and its part of o, all query heads.
+
+    Of compressed entries there is one for so many tokens.
+    """
+    attend = (s for s in layers if isinstance(s, LayerShape))
+    return sum(2 * s.q_heads * (s.k_dim + s.v_dim) / max(s.compress_rate, 1) for s in attend)
 
 
 def without_indexers(layers: Iterable[MixerShape]) -> list[MixerShape]:
@@ -72,9 +97,15 @@ def indexed(layers: Iterable[MixerShape]) -> list[LayerShape]:
     return [s for s in layers if isinstance(s, LayerShape) and s.indexer is not None]
 
 
-def score_flop(layers: Iterable[MixerShape]) -> int:
+def score_flop(layers: Iterable[MixerShape]) -> float:
     """Return the FLOP of the index scores of one query and one cached token: q.k and its weight, all index heads."""
-    return sum(2 * s.indexer.heads * (s.indexer.dim + 1) for s in indexed(layers) if s.indexer)
+    scored = ((s.indexer, max(s.compress_rate, 1)) for s in indexed(layers))
+    return sum(2 * own.heads * (own.dim + 1) / rate for own, rate in scored if own)
+
+
+def most_chosen(layers: Iterable[MixerShape]) -> int:
+    """Return the cached tokens of which indexers choose all, as tokens or in entries."""
+    return max(s.indexer.topk * max(s.compress_rate, 1) for s in indexed(layers) if s.indexer)
 
 
 def recurrence_flop(shape: RecurrentShape) -> int:

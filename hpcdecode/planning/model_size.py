@@ -135,8 +135,15 @@ class ModelSize(msgspec.Struct, frozen=True):
         return replace(self, shapes=kept, on_gpus=on_gpus)
 
     def on(self, *devices: Device) -> ModelSize:
-        """Return the size with R-ranks on these devices: if one of them is a GPU, no R-rank runs indexers."""
-        if self.on_gpus and not all(device.is_host for device in devices):
+        """Return the size with R-ranks on these devices: if one of them is a GPU, no R-rank runs indexers.
+
+        Raises:
+            UserError: If one is a GPU, and layers attend to compressed entries.
+        """
+        hosts = all(device.is_host for device in devices)
+        if not hosts and any(shape.compress_rate for shape in attention_shapes(self.shapes)):
+            raise UserError("attention over compressed entries runs on CPUs alone: expected CPUs as S and R devices")
+        if self.on_gpus and not hosts:
             return replace(self, shapes=self.on_gpus, on_gpus=())
         return self
 
@@ -223,7 +230,7 @@ def _traced_layers(directory: str) -> _TracedLayers:
     trace = join_indexers(trace)
     shapes = layer_shapes(trace)
     on_gpus: tuple[MixerShape, ...] = ()
-    if any(shape.indexer for shape in attention_shapes(shapes)):
+    if any(shape.indexer and not shape.compress_rate for shape in attention_shapes(shapes)):
         plain = leave_out_indexers(traced())
         absorb(plain)
         on_gpus = layer_shapes(plain)

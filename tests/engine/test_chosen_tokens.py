@@ -27,7 +27,9 @@ FIELDS = [
 SMALL = {"batch": 3, "period": 2, "prefill_tokens": 48}
 
 
-@pytest.mark.parametrize(("name", "options"), [("deepseek_v32", {}), ("glm_moe_dsa", {}), ("glm_moe_dsa", SMALL)])
+@pytest.mark.parametrize(
+    ("name", "options"), [("deepseek_v32", {}), ("glm_moe_dsa", {}), ("glm_moe_dsa", SMALL), ("deepseek_v4", SMALL)]
+)
 def test_greedy_tokens_equal_those_of_transformers(name, options, tmp_path):
     case = make_case(name, tmp_path, rows=4, new_tokens=16)
     prompts = [json.loads(line)["prompt_token_ids"] for line in (case / "prompts.jsonl").read_text().splitlines()]

@@ -44,7 +44,7 @@ def tokens(sequences):
     return {key: s.generated for key, s in sequences.items()}
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma2", "deepseek_v3", "glm_moe_dsa"])
+@pytest.mark.parametrize("name", ["llama3", "gemma2", "deepseek_v3", "glm_moe_dsa", "deepseek_v4"])
 def test_tokens_are_the_same_with_and_without_sharing(checkpoint, name):
     model = load_split(checkpoint(name), dtype="float32")
     apart, worker = run(model, prompts())
@@ -60,7 +60,8 @@ def test_tokens_are_the_same_with_and_without_sharing(checkpoint, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "interrupted"), [("llama3", (6, 30, 60)), ("minicpm3", (30,)), ("deepseek_v32", (30,))]
+    ("name", "interrupted"),
+    [("llama3", (6, 30, 60)), ("minicpm3", (30,)), ("deepseek_v32", (30,)), ("deepseek_v4", (30,))],
 )
 def test_an_interrupted_job_shares_what_it_prefills_again(checkpoint, name, interrupted):
     model = load_split(checkpoint(name), dtype="float32")

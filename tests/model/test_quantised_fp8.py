@@ -318,7 +318,7 @@ def as_released(path):
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_deepseek_v4_has_experts_in_fp4(inside, tmp_path):
-    """Scales are named `scale`; config.json states the experts' type beside the quantisation, or in later models in it."""
+    """Scales are named `scale`; config.json states the type of experts beside the quantisation, or later in it."""
     source = save(tiny("deepseek_v4"), tmp_path / "source")
     experts = re.compile(r".*experts\.\d+\.w\d\.weight")
     chosen = re.compile(

@@ -17,6 +17,7 @@ from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
 from tests.support.hybrids import HYBRIDS
+from tests.support.tiny import tiny
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 VOCAB, POSITIONS, WINDOW = 512, 1024, 96
@@ -123,6 +124,7 @@ INDEXED = {
         topk_group=1,
         indexer_types=["full", "shared", "full", "shared"],
     ),
+    "deepseek_v4": lambda: tiny("deepseek_v4"),  # whose indexers choose compressed entries
 }
 
 

@@ -6,9 +6,9 @@ import functools
 
 import numpy as np
 
-from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.open import open_kv_cache, open_layers
 from hpcdecode.attention.prefill import CpuPromptAttention
-from hpcdecode.attention.shapes import attention_shapes
+from hpcdecode.attention.shapes import RecurrentShape, attention_shapes
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.kv_swap import chunk_blocks
 from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice
@@ -74,19 +74,23 @@ def run(
         store = cache(shapes, slots * lanes)
         capacity = store.capacity_tokens
     else:
-        store = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=capacity, max_sequences=slots * lanes)
+        weights = [model.recurrent_weights(i) for i, s in enumerate(shapes) if isinstance(s, RecurrentShape)]
+        sizes = {"capacity_tokens": capacity, "max_sequences": slots * lanes, "state_tokens": 0}
+        store = open_layers(shapes, weights, kv_dtype="float32", **sizes)
     room, sink, feed, timeline = placement([capacity], 64, lanes), Sink(), ListFeed(prompts), Timeline()
-    part = AttentionWorker(store, [None] * len(shapes), timeline, swap=tiers(store) if tiers else None)
+    sinks = [model.sinks(i) for i in range(len(shapes))]
+    part = AttentionWorker(store, sinks, timeline, swap=tiers(store) if tiers else None)
     swaps = eager(Swaps([1000], 64 * chunk_blocks(store.native.block_bytes), [1.0])) if tiers else None
     schedulers = [Scheduler(lane, feed, room, limits, Stops(), swaps) for lane in range(lanes)]
     links = [LocalLink(part, lane, slots * lane) for lane in range(lanes)]
+    attend = attention_shapes(shapes)
     resumed = ResumedAttention(
-        lambda tokens: open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=tokens, max_sequences=1, team=True),
-        shapes,
+        lambda tokens: open_kv_cache(attend, kv_dtype="float32", capacity_tokens=tokens, max_sequences=1, team=True),
+        attend,
     )
-    attention = CpuPromptAttention(shapes, dtype="float32", beside=store if beside else None)
-    if any(shape.indexer for shape in attention_shapes(shapes)):
-        attention = PromptsBeforeChoice(attention, shapes)
+    attention = CpuPromptAttention(attend, dtype="float32", beside=store if beside else None)
+    if any(shape.chooses_from is not None for shape in attend):
+        attention = PromptsBeforeChoice(attention, attend)
     prompts_attend = PromptKvCache(attention, resumed)
     worker = SRank(model, links, schedulers, sink, Stops(), prompts_attend, timeline)
     turns = 0

@@ -92,7 +92,7 @@ def describe_slice(i: int, part: Slice, parts: Split, wire: list[WireTensor]) ->
 
 
 def kept_bytes(shape: MixerShape, wire: Sequence[WireTensor]) -> int:
-    """Return the bytes of a token's `wire` tensors that an R-rank keeps; of entries those of the last of their tokens."""
+    """Return the bytes of a token's `wire` tensors that an R-rank keeps: an entry is kept once for all its tokens."""
     rate = max(shape.compress_rate, 1)
     parts = {"k": 1, "v": 1, "entry": rate, "index k": rate}
     return round(sum(t["bytes_per_token"] / parts[t["name"]] for t in wire if t["name"] in parts))
