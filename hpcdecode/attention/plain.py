@@ -1,4 +1,4 @@
-"""Attention, what indexers choose, and compressors in plain torch, which tests compare the native kernels with."""
+"""Attention, and what indexers choose, in plain torch: for tests of the native kernels, and for prompts on GPUs."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ def chosen_positions(queries: Tensor, keys: Tensor, shape: IndexerShape, seen: T
     """
     n, length = len(queries), len(keys)
     if seen is None:
-        seen = torch.arange(length)[None] <= torch.arange(length - n, length)[:, None]
+        positions = torch.arange(length, device=keys.device)
+        seen = positions[None] <= positions[length - n :, None]
     scores = index_scores(queries, keys, shape).masked_fill(~seen, float("-inf"))
     order = scores.sort(dim=-1, descending=True, stable=True).indices[:, : shape.topk]  # of equal ones the first
-    return torch.zeros(n, length, dtype=torch.bool).scatter(1, order, True) & seen
+    return torch.zeros_like(seen).scatter(1, order, True) & seen
 
 
-def complete_entries(n: int, length: int, rate: int) -> Tensor:
+def complete_entries(n: int, length: int, rate: int, device: torch.device | None = None) -> Tensor:
     """Return which compressed entries of `length` tokens are complete for the last n, booleans [n, length // rate]."""
-    ends = (torch.arange(length // rate) + 1) * rate
-    return ends[None] <= torch.arange(length - n + 1, length + 1)[:, None]
+    ends = (torch.arange(length // rate, device=device) + 1) * rate
+    return ends[None] <= torch.arange(length - n + 1, length + 1, device=device)[:, None]
 
 
 def with_entries(k: Tensor, by: Tensor, shape: LayerShape) -> tuple[Tensor, Tensor]:
@@ -62,7 +63,7 @@ def with_entries(k: Tensor, by: Tensor, shape: LayerShape) -> tuple[Tensor, Tens
     """
     rate, own = shape.compress_rate, shape.own_k_columns
     complete = k[rate - 1 :: rate]
-    seen = complete_entries(len(by), len(k), rate)
+    seen = complete_entries(len(by), len(k), rate, k.device)
     if shape.indexer:
         seen = chosen_positions(by, complete[:, 2 * own :].float(), shape.indexer, seen)
     return torch.cat([k[:, :own], complete[:, own : 2 * own]]), seen

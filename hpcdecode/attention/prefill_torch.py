@@ -8,9 +8,11 @@ from math import isqrt
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
 from hpcdecode.attention.base import KvCache, LayerRows
+from hpcdecode.attention.plain import chosen_positions, with_entries
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.torch_attend import product
 
@@ -29,6 +31,7 @@ class TorchPromptAttention:
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> None:
         self.shapes, self.dtype, self.device = tuple(layers), dtype, device
+        self._chosen: dict[int, Tensor] = {}  # by chunk of a call, what the indexer that ran last chose for its tokens
 
     def attends_beside(self, kv_cache: KvCache) -> bool:
         """Return False: a device attends for prompts alone."""
@@ -59,10 +62,9 @@ class TorchPromptAttention:
         """Pack k and v of the chunks, then attend, as `PromptAttention.attend`."""
         assert beside is None, "attend: expected rows of prompts alone"
         shape, first = self.shapes[layer], 0
-        keys = shape.k_columns
-        for memory, start, count, skipped in zip(
-            packed, starts, counts, skipped_queries or [0] * len(packed), strict=True
-        ):
+        keys, own = shape.k_columns, shape.own_k_columns
+        chunks = zip(packed, starts, counts, skipped_queries or [0] * len(packed), strict=True)
+        for chunk, (memory, start, count, skipped) in enumerate(chunks):
             rows, end = slice(first, first + count), start + count
             first = rows.stop
             held = memory[: self.packed_bytes(layer, end)].view(self.dtype).view(end, shape.kv_columns)
@@ -70,8 +72,11 @@ class TorchPromptAttention:
             if skipped == count:
                 continue
             read = slice(rows.start + skipped, rows.stop)
-            q_heads = q[read].reshape(count - skipped, shape.q_heads, shape.k_dim)
-            k_heads = held[:, :keys].unflatten(1, (shape.kv_heads, shape.k_dim))
+            if shape.chooses_from is not None and end > shape.chooses_from:
+                out[read] = self._by_choice(chunk, q[read], held, shape, sinks)
+                continue
+            q_heads = q[read, : shape.own_q_columns].reshape(count - skipped, shape.q_heads, shape.k_dim)
+            k_heads = held[:, :own].unflatten(1, (shape.kv_heads, shape.k_dim))
             v_heads = k_heads[..., : shape.v_dim]
             if not shape.latent:
                 v_heads = held[:, keys:].unflatten(1, (shape.kv_heads, shape.v_dim))
@@ -79,6 +84,60 @@ class TorchPromptAttention:
                 out[read] = _by_kernel(q_heads, k_heads, v_heads, shape)
             else:
                 out[read] = _by_scores(q_heads, k_heads, v_heads, shape, sinks)
+
+    def _by_choice(self, chunk: int, q: Tensor, held: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
+        """Return the attention of the last n tokens of a prompt, [n, q_heads * v_dim], to what is chosen for them.
+
+        Args:
+            chunk: Number of the chunk that they are of.
+            q: Their rows of q, [n, q_columns].
+            held: Rows of k of the prompt, [L, k_columns].
+            shape: Shape of the layer, which is latent.
+            sinks: float32 [q_heads], or None.
+        """
+        n, length = len(q), len(held)
+        heads = max(shape.q_heads, shape.indexer.heads if shape.indexer else 0)
+        some = max(_SCORE_BYTES // (4 * heads * length), 1)
+        before = self._chosen[chunk][-n:] if shape.indexer and not shape.indexer.heads else None
+        parts, chosen = [], []
+        for begin in range(0, n, some):
+            rows, end = q[begin : begin + some], length - n + min(begin + some, n)
+            mask = None if before is None else before[begin : begin + some, :end]
+            keys, hidden = keys_seen(rows[:, shape.own_q_columns :].float(), held[:end], shape, mask)
+            queries = rows[:, : shape.own_q_columns].unflatten(1, (1, shape.q_heads, shape.k_dim))
+            scores = product(queries.transpose(0, 1).flatten(1, 2), keys.t()[None]).mul_(shape.scale)
+            weights, left = _softmax(scores.view(1, len(rows), -1, len(keys)), hidden[:, None], shape, sinks)
+            values = keys[None, :, : shape.v_dim]
+            o = product(weights.to(keys.dtype).flatten(1, 2), values).view(1, len(rows), -1, shape.v_dim)
+            parts.append((o if left is None else o.mul_(left)).flatten(2)[0].to(q.dtype))
+            chosen.append(functional.pad(~hidden, (0, length - hidden.shape[1])) if not shape.compress_rate else hidden)
+        if shape.indexer and shape.indexer.heads and not shape.compress_rate:
+            self._chosen[chunk] = torch.cat(chosen)
+        return torch.cat(parts)
+
+
+def keys_seen(by: Tensor, held: Tensor, shape: LayerShape, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return keys that the last n of L tokens may see, [K, k_dim], and which they do not, booleans [n, K].
+
+    Args:
+        by: Index queries and head weights of these tokens, float32 [n, q_columns - own_q_columns].
+        held: Rows of k, [L, k_columns].
+        shape: Shape of a layer whose tokens are chosen, or that has compressed entries.
+        chosen: What the layer before chose, if this one takes it: booleans [n, L].
+    """
+    n, length, own = len(by), len(held), shape.own_k_columns
+    positions = torch.arange(length, device=held.device)
+    query = positions[length - n :, None]
+    if shape.compress_rate:
+        assert shape.window is not None, "tokens beside entries have a window"
+        low = int(shape.first_seen(np.array(length - n)))
+        keys, entries = with_entries(held, by, shape)
+        hidden = (positions[low:] > query) | (positions[low:] < query + 1 - shape.window)
+        return keys[low:], torch.cat([hidden, ~entries], 1)
+    if chosen is None:
+        assert shape.indexer is not None, "tokens are chosen by an indexer"
+        chosen = chosen_positions(by, held[:, own:].float(), shape.indexer)
+    return held[:, :own], ~chosen
 
 
 def _has_kernel(shape: LayerShape, dtype: torch.dtype, length: int) -> bool:
@@ -172,13 +231,18 @@ def _scored(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor | 
 def _weights(scores: Tensor, shape: LayerShape, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return the softmax of scores [kv_heads, n, group, L], float32, and what sinks leave of it, or None."""
     _, n, _, length = scores.shape
-    if shape.softcap is not None:
-        scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
     query = torch.arange(length - n, length, device=scores.device)[:, None, None]
     key = torch.arange(length, device=scores.device)
     hidden = key > query
     if shape.window is not None:
         hidden |= key < (query // shape.window * shape.window if shape.chunked else query + 1 - shape.window)
+    return _softmax(scores, hidden, shape, sinks)
+
+
+def _softmax(scores: Tensor, hidden: Tensor, shape: LayerShape, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the same, where `hidden` scores do not count: booleans [n, 1, L]."""
+    if shape.softcap is not None:
+        scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
     scores = scores.masked_fill_(hidden, float("-inf"))
     left = None
     if sinks is not None:

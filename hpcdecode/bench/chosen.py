@@ -1,4 +1,7 @@
-"""Attention to the tokens that an indexer chooses, against attention over the same latents to all tokens, in turn."""
+"""Attention to chosen tokens, or to compressed entries, against attention over the same latents to all tokens, in turn.
+
+Of DeepSeek-V4 these are its two kinds of layers, without sinks, and latents are the keys of its one KV head.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,26 @@ from hpcdecode.bench.output import Case
 from hpcdecode.report.benchmark import case as result
 from hpcdecode.report.benchmark import seconds_of
 
-_VERIFIED = 300  # tokens that an indexer chooses of the sequences that are checked
+_VERIFIED = 300  # tokens or entries that an indexer chooses of the sequences that are checked
 
 
 def _shape(heads: int, index_heads: int, qk_dim: int) -> LayerShape:
     return LayerShape(1, 576, 512, heads, qk_dim**-0.5, latent=True, indexer=IndexerShape(2048, index_heads, 128))
 
 
-MODELS = {"deepseek-v3.2": _shape(128, 64, 192), "glm-5": _shape(64, 32, 256)}
+_ENTRIES = LayerShape(1, 512, 512, 64, 512**-0.5, 128, latent=True, compress_rate=128)
+MODELS = {
+    "deepseek-v3.2": _shape(128, 64, 192),
+    "glm-5": _shape(64, 32, 256),
+    "deepseek-v4-sparse": replace(_ENTRIES, compress_rate=4, indexer=IndexerShape(512, 64, 128)),
+    "deepseek-v4-heavy": _ENTRIES,
+}
+
+
+def _choosing(shape: LayerShape, topk: int | None) -> LayerShape:
+    """Return a shape whose indexer, if it has one, chooses `topk`; None for its own."""
+    own = shape.indexer
+    return shape if own is None or topk is None else replace(shape, indexer=replace(own, topk=topk))
 
 
 def measure(
@@ -36,14 +51,13 @@ def measure(
         nbytes: Bytes of latents of all sequences, at least one.
         threads: Threads that attend.
         passes: Number of measurements.
-        topk: Tokens that are chosen, or None for those of the model.
+        topk: Tokens, or entries, that are chosen; None for those of the model.
     """
     shape = MODELS[name]
-    assert shape.indexer is not None
-    few = replace(shape, indexer=replace(shape.indexer, topk=_VERIFIED))
+    few = _choosing(shape, _VERIFIED)
     filled.verify(opened(few, kv_dtype, filled.LENGTHS, threads), few, kv_dtype)
-    shape = replace(shape, indexer=replace(shape.indexer, topk=topk or shape.indexer.topk))
-    plain = replace(shape, indexer=None)
+    shape = _choosing(shape, topk)
+    plain = replace(shape, indexer=None, compress_rate=0, window=None)
     for context in contexts:
         lengths = (context,) * max(1, round(nbytes / bytes_per_token([plain], kv_dtype) / context))
         ours, theirs = (prepared(each, kv_dtype, lengths, threads) for each in (shape, plain))
@@ -51,5 +65,5 @@ def measure(
         for _ in range(passes):
             seconds.append(seconds_of(ours.attend))
             speedups.append(seconds_of(theirs.attend) / seconds[-1])
-        about = f"{kv_dtype} {name}, {len(lengths)} sequences of {context}, {threads} threads, chosen tokens"
+        about = f"{kv_dtype} {name}, {len(lengths)} sequences of {context}, {threads} threads, chosen"
         yield result(about, [len(lengths) / s for s in seconds], "tokens/s of one layer", "all tokens", speedups)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.plain import attend_one, chosen_positions, index_dtype
-from hpcdecode.attention.reference import DTYPES, stored, stored_latents
+from hpcdecode.attention.plain import attend_one, chosen_positions, with_entries
+from hpcdecode.attention.reference import stored, stored_k_rows
 from hpcdecode.attention.shapes import LayerShape
 
 LENGTHS = (1, 100, 1500)  # of the sequences that are checked
@@ -66,9 +66,6 @@ def decode(
 
 def _stored(rows: Tensor, shape: LayerShape, kv_dtype: str) -> tuple[Tensor, Tensor]:
     """Return K and V [tokens, kv_heads, dim] of rows [k | v] as a KV cache of `kv_dtype` gives them back."""
-    if shape.latent:
-        k = stored_latents(rows[:, : shape.own_k_columns], shape.v_dim, kv_dtype)[:, None]
-        return k, k[..., : shape.v_dim]
     k, v = rows.split([shape.k_columns, shape.v_columns], dim=1)
     heads = (shape.kv_heads, -1)
     return stored(k.unflatten(1, heads), v.unflatten(1, heads), kv_dtype)
@@ -122,11 +119,18 @@ def _error(own: Tensor, out: Tensor, before: Tensor, shape: LayerShape, kv_dtype
         kv_dtype: Data type that K and V are stored as.
     """
     held = torch.cat([before, own[:, shape.q_columns :]])
-    k, v = (x.double() for x in _stored(held, shape, kv_dtype))
+    by = own[:, shape.own_q_columns : shape.q_columns].float()
     q = own[:, : shape.own_q_columns].double().view(1, shape.q_heads, shape.k_dim)
-    chosen = None
-    if shape.indexer:
-        keys = held[:, shape.own_k_columns :].to(DTYPES[index_dtype(kv_dtype)]).float()
-        chosen = chosen_positions(own[:, shape.own_q_columns : shape.q_columns].float(), keys, shape.indexer)
-    exact = attend_one(q, k, v, shape, None, chosen).flatten()
+    chosen = entries = None
+    if shape.latent:
+        rows = stored_k_rows(held, shape, kv_dtype)
+        if shape.compress_rate:
+            rows, entries = with_entries(rows, by, shape)
+        elif shape.indexer:
+            chosen = chosen_positions(by, rows[:, shape.own_k_columns :], shape.indexer)
+        k = rows[:, None, : shape.k_dim].double()
+        v = k[..., : shape.v_dim]
+    else:
+        k, v = (x.double() for x in _stored(held, shape, kv_dtype))
+    exact = attend_one(q, k, v, shape, None, chosen, entries).flatten()
     return float((exact - out.double()).abs().max() / v.abs().max())

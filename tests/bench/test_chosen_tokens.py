@@ -8,9 +8,10 @@ from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.bench import chosen
 
 
+@pytest.mark.parametrize("name", ["glm-5", "deepseek-v4-sparse", "deepseek-v4-heavy"])
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
-def test_a_measurement_verifies_and_compares(kv_dtype):
-    found = list(chosen.measure("glm-5", kv_dtype, [130, 70], 1 << 16, 1, 2, topk=100))
+def test_a_measurement_verifies_and_compares(kv_dtype, name):
+    found = list(chosen.measure(name, kv_dtype, [130, 70], 1 << 16, 1, 2, topk=100))
     assert [case["unit"] for case in found] == ["tokens/s of one layer"] * 2
     assert all(case["value"] > 0 and case["ratio"] > 0 for case in found)
 
