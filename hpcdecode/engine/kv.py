@@ -108,7 +108,7 @@ def open_prompts(team: Team, setup: Setup, model: SplitModel, beside: KvCache | 
     shapes = attention_shapes(setup.shapes_of(team.me))
     if setup.kv_dtype != setup.dtype:
         prompts = StoredPrompts(prompts, shapes, setup.kv_dtype)
-    if any(shape.chooses_from is not None for shape in shapes):
+    if model.device.type == "cpu" and any(shape.chooses_from is not None for shape in shapes):
         prompts = PromptsBeforeChoice(prompts, shapes)
     on_cpus = model.device.type == "cpu" and all(team.ranks[place].kv_device == "cpu" for place in team.pool)
     resumed = ResumedAttention(partial(_one_sequence, team, setup), shapes) if on_cpus else None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache, LayerRows, LayerSeconds, PromptAttention
-from hpcdecode.attention.reference import stored, stored_latents
+from hpcdecode.attention.reference import stored, stored_k_rows
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.schedule.step import PromptPart
@@ -52,7 +52,7 @@ class StoredPrompts:
         """Attend as `PromptAttention.attend` does, over rounded k and v."""
         shape = self._layers[layer]
         if shape.latent:
-            k = stored_latents(k[:, : shape.own_k_columns], shape.v_dim, self._kv_dtype).to(k.dtype)
+            k = stored_k_rows(k, shape, self._kv_dtype).to(k.dtype)
             return self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
         heads = shape.kv_heads
         k, v = (

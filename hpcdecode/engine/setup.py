@@ -117,10 +117,10 @@ def partition_of(options: EngineOptions, pool: list[int]) -> Partition:
 
 
 def runs_indexers(options: EngineOptions, team: Team) -> bool:
-    """Return whether R-ranks can attend to the tokens that indexers choose."""
+    """Return whether R-ranks can attend to the tokens that indexers choose, and to compressed entries."""
     by_request = not partition_of(options, team.pool).by_head and options.route != "rotational"
     in_memory = options.schedule != "fluid"
-    return by_request and in_memory and all(rank.device == rank.kv_device == "cpu" for rank in team.ranks)
+    return by_request and in_memory and all(rank.kv_device == "cpu" for rank in team.ranks if rank.has_r)
 
 
 class Loaded(NamedTuple):
@@ -200,7 +200,7 @@ def require_all_tokens(shapes: Sequence[MixerShape]) -> None:
     """Raise UserError if a model that was loaded for other ranks has layers that attend to chosen tokens or entries."""
     if any(shape.chooses_from is not None for shape in attention_shapes(shapes)):
         raise UserError(
-            "the model was loaded with indexers or compressed entries, which need S-ranks and R-ranks on CPUs, "
+            "the model was loaded with indexers or compressed entries, which need R-ranks on CPUs, "
             "--partition request, no --route rotational, and no --schedule fluid"
         )
 

@@ -120,7 +120,7 @@ def by_data_sheets(
 
     A device with a memory of its own holds the weights, and as a replica its KV cache, in MEMORY of it. Other devices
     have `kv_memory` for a KV cache in either role, and memory for the weights beside it. As in jobs, GPUs run no
-    indexers; beside replicas on GPUs no rank does.
+    indexers; beside replicas on GPUs no rank does. Nor do R-ranks on GPUs attend to compressed entries.
 
     Args:
         size: The model.
@@ -144,6 +144,8 @@ def by_data_sheets(
     devices = dict.fromkeys([s] * bool(s_count) + [r] * bool(r_count))
     holder = s if s_count else r
     refused = [_too_large(device, size, shape) for device in devices if device == holder and not _holds(device, own)]
+    if r_count and not size.attends_on(r):
+        refused.append(f"R-ranks on {r.name} do not attend to the compressed entries of this model: needs CPUs")
 
     def kind(device: Device, count: int, held: ModelSize) -> RanksAlike:
         if not count:
@@ -151,12 +153,12 @@ def by_data_sheets(
         memory, unit = device.memory_bytes, member_unit(held, shape, kv_dtype)
         kv = kv_memory if memory is None else MEMORY * memory
         beside = kv if memory is None else kv - own
-        both = shape.copies == 1 and _holds(device, own)
+        both = shape.copies == 1 and _holds(device, own) and size.attends_on(device)
         alone = of_device_alone(held, device, kv_dtype, shape, network) if both else None
         return RanksAlike(device.name, count, alone, unit.capacity(kv), unit.capacity(beside), shape, unit)
 
     cost = None
-    if _holds(holder, own) and s_count + r_count > 1 and r_count:
+    if _holds(holder, own) and s_count + r_count > 1 and r_count and size.attends_on(r):
         cost = of_devices(size.on(r), holder, r, network.bytes_per_second, network.latency_seconds, kv_dtype, shape)
     nodes = kind(r, r_count, size.on(r))
     if s_count and size.on(s, r) != size.on(r):

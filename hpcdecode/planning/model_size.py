@@ -135,17 +135,14 @@ class ModelSize(msgspec.Struct, frozen=True):
         return replace(self, shapes=kept, on_gpus=on_gpus)
 
     def on(self, *devices: Device) -> ModelSize:
-        """Return the size with R-ranks on these devices: if one of them is a GPU, no R-rank runs indexers.
-
-        Raises:
-            UserError: If one is a GPU, and layers attend to compressed entries.
-        """
-        hosts = all(device.is_host for device in devices)
-        if not hosts and any(shape.compress_rate for shape in attention_shapes(self.shapes)):
-            raise UserError("attention over compressed entries runs on CPUs alone: expected CPUs as S and R devices")
-        if self.on_gpus and not hosts:
+        """Return the size with R-ranks on these devices: if one of them is a GPU, no R-rank runs indexers."""
+        if self.on_gpus and not all(device.is_host for device in devices):
             return replace(self, shapes=self.on_gpus, on_gpus=())
         return self
+
+    def attends_on(self, device: Device) -> bool:
+        """Return whether R-ranks may be on a device: not on a GPU if layers attend to compressed entries."""
+        return device.is_host or not any(shape.compress_rate for shape in attention_shapes(self.shapes))
 
     def kv_bytes_per_token(self, kv_dtype: str = "bfloat16") -> float:
         """Return the stored bytes of a token, all layers that attend: K and V, or the latent."""

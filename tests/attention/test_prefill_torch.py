@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from hpcdecode.attention import prefill_torch as attention_torch
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
+from hpcdecode.attention.shapes import IndexerShape
 from tests.support.attention_cases import expected, make_batch, shape
 from tests.support.told import Told
 
@@ -19,12 +20,18 @@ SHAPES = {
     "latent5_40": shape(1, 40, 5, v_dim=32, latent=True),
     "latent3_24_window_sinks_softcap": shape(1, 24, 3, v_dim=24, latent=True, window=60, sinks=True, softcap=20.0),
     "latent2_40_chunks": shape(1, 40, 2, v_dim=32, latent=True, window=50, chunked=True),
+    "latent4_40_chosen": shape(1, 40, 4, v_dim=32, latent=True, indexer=IndexerShape(20, 5, 16)),
+    "latent3_40_entries": shape(1, 40, 3, latent=True, window=24, sinks=True, compress_rate=16),
+    "latent3_40_chosen_entries": shape(
+        1, 40, 3, latent=True, window=24, sinks=True, compress_rate=4, indexer=IndexerShape(7, 32, 16)
+    ),
     "gqa2_64_softcap": shape(1, 64, 2, softcap=30.0),
     "gqa6_33_window": shape(2, 33, 6, window=50),
     "gqa4_33_chunks": shape(2, 33, 4, window=50, chunked=True),
     "gqa4_64_sinks_window": shape(1, 64, 4, window=70, sinks=True),
 }
 BY_SCORES = [name for name, s in SHAPES.items() if s.latent or s.softcap or s.sinks or (s.window and not s.chunked)]
+OF_ALL = [name for name in BY_SCORES if not SHAPES[name].indexer]  # index scores are in float32
 DEVICES = ["cpu", *["cuda"] * torch.cuda.is_available()]
 
 
@@ -52,6 +59,24 @@ def test_matches_float64(name, every, dtype, device, monkeypatch):
     wanted = expected(batch, "float32")
     limit = 2e-5 if dtype == torch.float32 else 1e-2 * wanted.abs().max().item()
     torch.testing.assert_close(torch.cat(out).cpu().double(), wanted, atol=limit, rtol=0)
+
+
+def test_a_layer_without_an_indexer_attends_to_the_choice_before():
+    with_own = SHAPES["latent4_40_chosen"]
+    taking = shape(1, 40, 4, v_dim=32, latent=True, indexer=IndexerShape(20))
+    batch, later = make_batch(with_own, LENGTHS, LENGTHS), make_batch(taking, LENGTHS, LENGTHS, seed=1)
+    prompts = TorchPromptAttention([with_own, taking], torch.float32, torch.device("cpu"))
+    for layer, (s, own) in enumerate(((with_own, batch), (taking, later))):
+        packed = [torch.zeros(prompts.packed_bytes(layer, n), dtype=torch.uint8) for n in LENGTHS]
+        q, k, v = torch.cat(own.rows).split([s.q_columns, s.k_columns, s.v_columns], dim=1)
+        out, skipped = torch.zeros(len(q), s.out_columns), [0, 3, 9 * layer]
+        prompts.attend(layer, packed, [0] * len(LENGTHS), list(LENGTHS), q, k, v, out, None, skipped)
+    both = make_batch(with_own, LENGTHS, LENGTHS)
+    for i, (first, second) in enumerate(zip(batch.rows, later.rows, strict=True)):
+        own_q, index_q, _, index_k = first.split([s.own_q_columns, 5 * 17, s.own_k_columns, 16], 1)
+        both.rows[i] = torch.cat([second[:, : own_q.shape[1]], index_q, second[:, own_q.shape[1] :], index_k], 1)
+    wanted = expected(both, "float32").split(LENGTHS)
+    torch.testing.assert_close(out.split(LENGTHS)[2][9:].double(), wanted[2][9:], atol=2e-5, rtol=0)
 
 
 def test_skipped_queries_rows_are_left_alone():
@@ -92,7 +117,7 @@ class Products(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", BY_SCORES)
+@pytest.mark.parametrize("name", OF_ALL)
 def test_scores_are_products_of_the_models_data_type(name, dtype):
     """Those of float32 do not run on tensor cores."""
     with Products() as products:

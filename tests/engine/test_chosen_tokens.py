@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,6 +52,18 @@ def test_a_row_alone_is_the_row_in_company(checkpoint, name):
         done, worker = run(model, rows(*FIELDS), **options)
         assert made(done) == made(alone), options
     assert sum(s.preemptions for s in worker.schedulers) > 1
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_prompts_attend_by_torch_as_on_a_gpu(checkpoint, name):
+    """Beside R-ranks on CPUs: the same tokens, but where two have almost the same logits."""
+    model = load_split(checkpoint(name), dtype="float32")
+    fields = [(n, {"max_tokens": 12, "temperature": 0.0, "logprobs": 0}) for n in (33, 130, 70, 300)]
+    on_cpus, on_gpu = (run(model, rows(*fields), by_torch=by_torch)[0] for by_torch in (False, True))
+    assert on_cpus.keys() == on_gpu.keys()
+    for key, sequence in on_cpus.items():
+        assert on_gpu[key].generated == sequence.generated
+        np.testing.assert_allclose(on_gpu[key].logprobs.chosen, sequence.logprobs.chosen, atol=1e-4)
 
 
 def test_int8_and_bfloat16_run_beyond_what_is_chosen(checkpoint):

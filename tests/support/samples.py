@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import torch
 
 from hpcdecode.attention.open import open_kv_cache, open_layers
 from hpcdecode.attention.prefill import CpuPromptAttention
+from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.shapes import RecurrentShape, attention_shapes
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.kv_swap import chunk_blocks
@@ -58,6 +60,7 @@ def run(
     tiers=None,
     cache=None,
     beside=False,
+    by_torch=False,
 ):
     """The samples that are finished by line and sample, and the worker.
 
@@ -66,6 +69,7 @@ def run(
         tiers: makes a KvSwap of a KV cache.
         cache: makes the KV cache of shapes and a number of slots, in place of one with all in memory.
         beside: prompts attend on the threads of the KV cache, beside it.
+        by_torch: they attend by torch's operations, as on a GPU.
     """
     shapes = model.attends
     limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
@@ -88,9 +92,12 @@ def run(
         lambda tokens: open_kv_cache(attend, kv_dtype="float32", capacity_tokens=tokens, max_sequences=1, team=True),
         attend,
     )
-    attention = CpuPromptAttention(attend, dtype="float32", beside=store if beside else None)
-    if any(shape.chooses_from is not None for shape in attend):
-        attention = PromptsBeforeChoice(attention, attend)
+    if by_torch:
+        attention, resumed = TorchPromptAttention(attend, torch.float32, torch.device("cpu")), None
+    else:
+        attention = CpuPromptAttention(attend, dtype="float32", beside=store if beside else None)
+        if any(shape.chooses_from is not None for shape in attend):
+            attention = PromptsBeforeChoice(attention, attend)
     prompts_attend = PromptKvCache(attention, resumed)
     worker = SRank(model, links, schedulers, sink, Stops(), prompts_attend, timeline)
     turns = 0

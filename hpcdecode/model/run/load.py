@@ -46,7 +46,7 @@ from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
 
 logger = logging.getLogger(__name__)
-WHERE = " on GPUs, with --partition head or --route rotational"
+WHERE = " with R-ranks on GPUs, --partition head or --route rotational"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -158,8 +158,8 @@ def load_split(
     could = has_indexers(traced)
     if has_entries(traced) and not (indexers and latents):
         raise UserError(
-            f"model type {traced.facts.model_type!r}: attention over compressed entries needs S-ranks and R-ranks on "
-            "CPUs, --partition request, no --route rotational, and no --schedule fluid"
+            f"model type {traced.facts.model_type!r}: attention over compressed entries needs R-ranks on CPUs, "
+            "--partition request, no --route rotational, and no --schedule fluid"
         )
     traced = traced if indexers and latents else leave_out_indexers(traced)
     own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
