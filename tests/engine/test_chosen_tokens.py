@@ -11,6 +11,8 @@ import torch
 from hpcdecode import LLM, SamplingParams
 from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice
 from hpcdecode.engine.resumed import ResumedAttention
+from hpcdecode.errors import UserError
+from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import load_split
 from tests.support.models import INDEXED
 from tests.support.parity import make_case
@@ -74,6 +76,26 @@ def test_int8_and_bfloat16_run_beyond_what_is_chosen(checkpoint):
         one, other = (llm.generate(p, params, use_tqdm=False) for p in ([prompt], [prompt[:50], prompt]))
         assert one[0].outputs[0].token_ids == other[1].outputs[0].token_ids
         assert one[0].outputs[0].cumulative_logprob == other[1].outputs[0].cumulative_logprob
+
+
+@pytest.mark.parametrize("options", [{"indexers": False}, {"latents": False}])
+def test_entries_that_nothing_would_attend_to_are_refused(checkpoint, options):
+    with pytest.raises(UserError, match="attention over compressed entries needs R-ranks on CPUs, --partition request"):
+        load_split(checkpoint("deepseek_v4"), dtype="float32", **options)
+
+
+def test_a_partition_by_head_of_a_model_that_was_loaded_is_refused(checkpoint):
+    for name in INDEXED:
+        with pytest.raises(UserError, match="--partition head: expected attention to all tokens"):
+            Partition("head", 2).check(load_split(checkpoint(name), dtype="float32", weights=False).attends)
+
+
+def test_entries_are_said_to_be_kept_once_for_their_tokens(checkpoint):
+    """Of 5 layers: keys of all tokens, two times entries and index keys of 4 tokens, two times entries of 16."""
+    found = load_split(checkpoint("deepseek_v4"), dtype="float32", weights=False).describe()
+    assert found["kv_bytes_per_token"] == 4 * (5 * 32 + 2 * (32 + 16) // 4 + 2 * 32 // 16)
+    assert [t["name"] for t in found["slices"][1]["wire"]] == ["values", "gates", "o"]
+    assert {"entry", "index k"} < {t["name"] for t in found["slices"][2]["wire"]}
 
 
 def test_what_is_packed_of_a_prompt_ends_where_choosing_begins(checkpoint):

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from hpcdecode.planning import lengths, planner
+from hpcdecode.planning.cluster import by_data_sheets
 from hpcdecode.planning.cost import ChosenTokens, Cost
 from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.fit import chosen_by_flop
-from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, device
+from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LinkSpeed, device
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.serving import Server
 from hpcdecode.planning.simulator import SimulatedGroups, simulate
@@ -132,3 +133,29 @@ def test_a_server_counts_chosen_tokens():
     assert server.attention(4999, 1) == pytest.approx(float(SPARSE.attention_seconds(5000, 1)))
     assert server.attention(4999, 1) < 0.6 * Server(ALL, 1 << 20, 0.0).attention(4999, 1)
     assert server.attention(4000, 64) == pytest.approx(SPARSE.pair_seconds(64 * 4000 + 64 * 65 // 2, 64))
+
+
+WINDOW = LayerShape(1, 512, 512, 64, 512**-0.5, 128, None, True, True)
+SPARSE_ENTRIES = replace(WINDOW, indexer=IndexerShape(512, 64, 128), compress_rate=4)
+ENTRIES = ModelSize(10**9, 10**8, (SPARSE_ENTRIES, replace(WINDOW, compress_rate=128)), 1 << 20, 4096)
+
+
+def test_compressed_entries_are_read_once_for_so_many_tokens_and_windows_once_a_step():
+    """FLOP take longer than bytes: 64 heads share one key of 512, which is their value, too."""
+    cost, none = of_devices(ENTRIES, H100, EPYC, 5e10, 1e-5), of_devices(SIZE, H100, EPYC, 5e10, 1e-5)
+    products, row = COMPUTE_EFFICIENCY * EPYC.flop_per_second, 2 * 64 * 2 * 512
+    assert cost.attend_seconds_per_cached_token == pytest.approx(row * (1 / 4 + 1 / 128) / products)
+    assert cost.attend_seconds_per_sequence == pytest.approx(2 * 128 * row / products)
+    assert none.attend_seconds_per_sequence == 0
+    assert cost.chosen is not None and cost.chosen.most == 4 * 512
+    assert cost.chosen.skipped_seconds_per_cached_token == pytest.approx(row / 4 / products)
+    assert cost.chosen.score_seconds_per_cached_token == pytest.approx(2 * 64 * 129 / 4 / products)
+
+
+def test_no_gpu_holds_compressed_entries():
+    assert ENTRIES.attends_on(EPYC) and not ENTRIES.attends_on(H100) and SIZE.attends_on(H100)
+    network = LinkSpeed(5e10, 1e-5)
+    assert by_data_sheets(ENTRIES, H100, 2, EPYC, 4, network, "bfloat16", 64 << 30).layouts("split")
+    found = by_data_sheets(ENTRIES, EPYC, 0, H100, 4, network, "bfloat16", 64 << 30)
+    assert found.layouts("auto") == []
+    assert "R-ranks on h100 do not attend to the compressed entries of this model" in found.refused[0]
