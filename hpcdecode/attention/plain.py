@@ -69,6 +69,28 @@ def with_entries(k: Tensor, by: Tensor, shape: LayerShape) -> tuple[Tensor, Tens
     return torch.cat([k[:, :own], complete[:, own : 2 * own]]), seen
 
 
+def attend_latent(
+    q: Tensor, k: Tensor, by: Tensor, shape: LayerShape, sinks: Tensor | None = None, chosen: Tensor | None = None
+) -> Tensor:
+    """Return the attention of the last n of L tokens of a latent layer, to what they see of it, as `attend_one`.
+
+    Args:
+        q: Queries, as there.
+        k: Rows [key | entry | index key] of all tokens, [L, k_columns].
+        by: Index queries and head weights of the last n tokens, float32 [n, q_columns - own_q_columns].
+        shape: Shape of the layer.
+        sinks: As there.
+        chosen: What was chosen, booleans [n, L]; None to choose by the layer's indexer, if it has one.
+    """
+    entries = None
+    if shape.compress_rate:
+        k, entries = with_entries(k, by, shape)
+    elif shape.indexer and chosen is None:
+        chosen = chosen_positions(by, k[:, shape.own_k_columns :].float(), shape.indexer)
+    keys = k[:, None, : shape.k_dim].to(q.dtype)
+    return attend_one(q, keys, keys[..., : shape.v_dim], shape, sinks, chosen, entries)
+
+
 def attend_one(
     q: Tensor,
     k: Tensor,

@@ -50,9 +50,8 @@ class CpuPromptAttention:
     ) -> None:
         cache = beside.native if isinstance(beside, CpuKvCache) else None
         self._beside = beside if cache else None
-        own = [
-            replace(s, latent=False, indexer=None, compress_rate=0) for s in layers
-        ]  # prompts have packed values, those in K too
+        # Prompts have packed values, those in K too.
+        own = [replace(s, latent=False, indexer=None, compress_rate=0) for s in layers]
         shapes, forced = native_shapes(own, _attn_cpu.LayerShape), os.environ.get("HPCDECODE_ISA", "")
         self.native = _attn_cpu.Prefill(shapes, dtype, threads, list(cpus or ()), forced, cache)
         self.isa = self.native.isa

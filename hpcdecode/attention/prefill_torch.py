@@ -99,6 +99,7 @@ class TorchPromptAttention:
         heads = max(shape.q_heads, shape.indexer.heads if shape.indexer else 0)
         some = max(_SCORE_BYTES // (4 * heads * length), 1)
         before = self._chosen[chunk][-n:] if shape.indexer and not shape.indexer.heads else None
+        keeps = shape.indexer is not None and before is None and not shape.compress_rate
         parts, chosen = [], []
         for begin in range(0, n, some):
             rows, end = q[begin : begin + some], length - n + min(begin + some, n)
@@ -110,8 +111,9 @@ class TorchPromptAttention:
             values = keys[None, :, : shape.v_dim]
             o = product(weights.to(keys.dtype).flatten(1, 2), values).view(1, len(rows), -1, shape.v_dim)
             parts.append((o if left is None else o.mul_(left)).flatten(2)[0].to(q.dtype))
-            chosen.append(functional.pad(~hidden, (0, length - hidden.shape[1])) if not shape.compress_rate else hidden)
-        if shape.indexer and shape.indexer.heads and not shape.compress_rate:
+            if keeps:
+                chosen.append(functional.pad(~hidden, (0, length - end)))
+        if keeps:
             self._chosen[chunk] = torch.cat(chosen)
         return torch.cat(parts)
 

@@ -11,7 +11,7 @@ import torch
 
 from hpcdecode.attention.base import DEFAULT_BLOCK_TOKENS, FloatArray, IntArray, Matrix
 from hpcdecode.attention.block_table import BlockTable
-from hpcdecode.attention.plain import attend_one, chosen_positions, index_dtype, with_entries
+from hpcdecode.attention.plain import attend_latent, attend_one, chosen_positions, index_dtype
 from hpcdecode.attention.quantized import CODES, restored, rotation_of
 from hpcdecode.attention.shapes import LayerShape
 
@@ -129,20 +129,19 @@ class ReferenceKvCache:
         for slot, count in pairs:
             rows = slice(start, start + count)
             kv = self._kv[layer].view(-1, s.kv_columns)[self._positions(slot)].float()
-            k = kv[:, : s.own_k_columns]
-            v = k[:, : s.v_dim] if s.latent else kv[:, s.k_columns :]
             q = qkv[rows, : s.own_q_columns].float().view(count, s.q_heads, s.k_dim)
             sink = None if sinks is None else torch.as_tensor(sinks)
-            by = qkv[rows, s.own_q_columns : s.q_columns].float()
-            if s.compress_rate:
-                k, entries = with_entries(kv, by, s)
-                o = attend_one(q, k[:, None], k[:, None, : s.v_dim], s, sink, entries=entries)
+            if s.latent:
+                by = qkv[rows, s.own_q_columns : s.q_columns].float()
+                chosen = None
+                if s.indexer and not s.compress_rate:
+                    if s.indexer.heads:
+                        self._chosen[slot] = chosen_positions(by, kv[:, s.own_k_columns :], s.indexer)
+                    chosen = self._chosen[slot]
+                o = attend_latent(q, kv, by, s, sink, chosen)
             else:
-                if s.indexer and s.indexer.heads:
-                    self._chosen[slot] = chosen_positions(by, kv[:, s.own_k_columns :], s.indexer)
-                chosen = self._chosen[slot] if s.indexer else None
-                heads = k.unflatten(1, (s.kv_heads, -1)), v.unflatten(1, (s.kv_heads, -1))
-                o = attend_one(q, *heads, s, sink, chosen)
+                heads = (part.unflatten(1, (s.kv_heads, -1)) for part in kv.split([s.k_columns, s.v_columns], 1))
+                o = attend_one(q, *heads, s, sink)
             result[rows] = o.reshape(count, -1).to(result.dtype)
             self.bytes_read += kv.numel() * self._kv[layer].element_size()
             start += count

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.plain import attend_one, chosen_positions, with_entries
+from hpcdecode.attention.plain import attend_latent, attend_one
 from hpcdecode.attention.reference import stored, stored_k_rows
 from hpcdecode.attention.shapes import LayerShape
 
@@ -121,16 +121,10 @@ def _error(own: Tensor, out: Tensor, before: Tensor, shape: LayerShape, kv_dtype
     held = torch.cat([before, own[:, shape.q_columns :]])
     by = own[:, shape.own_q_columns : shape.q_columns].float()
     q = own[:, : shape.own_q_columns].double().view(1, shape.q_heads, shape.k_dim)
-    chosen = entries = None
     if shape.latent:
         rows = stored_k_rows(held, shape, kv_dtype)
-        if shape.compress_rate:
-            rows, entries = with_entries(rows, by, shape)
-        elif shape.indexer:
-            chosen = chosen_positions(by, rows[:, shape.own_k_columns :], shape.indexer)
-        k = rows[:, None, : shape.k_dim].double()
-        v = k[..., : shape.v_dim]
+        exact, v = attend_latent(q, rows, by, shape), rows[:, : shape.v_dim]
     else:
         k, v = (x.double() for x in _stored(held, shape, kv_dtype))
-    exact = attend_one(q, k, v, shape, None, chosen, entries).flatten()
-    return float((exact - out.double()).abs().max() / v.abs().max())
+        exact = attend_one(q, k, v, shape)
+    return float((exact.flatten() - out.double()).abs().max() / v.abs().max())

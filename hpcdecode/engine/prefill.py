@@ -65,8 +65,8 @@ class StoredPrompts:
 class PromptsBeforeChoice:
     """Attention of prompts from the positions that see no more tokens than the layer's indexer chooses.
 
-    At layers with compressed entries there are none.
-    `ResumedAttention` attends from the others. What is packed does not grow beyond these positions.
+    At layers with compressed entries there are none. `ResumedAttention` attends from the others. What is packed does
+    not grow beyond these positions.
 
     Args:
         prompts: what attends.

@@ -21,7 +21,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.cache import cached_trace
-from hpcdecode.model.run.load import ModelPart, parse_dtype
+from hpcdecode.model.run.load import CHOOSING_NEEDS, ModelPart, parse_dtype
 from hpcdecode.model.run.split_model import AUTO
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.node_memory import node_memory
@@ -199,10 +199,7 @@ def check_kv_dtype(kv_dtype: str | None, shapes: Sequence[MixerShape]) -> None:
 def require_all_tokens(shapes: Sequence[MixerShape]) -> None:
     """Raise UserError if a model that was loaded for other ranks has layers that attend to chosen tokens or entries."""
     if any(shape.chooses_from is not None for shape in attention_shapes(shapes)):
-        raise UserError(
-            "the model was loaded with indexers or compressed entries, which need R-ranks on CPUs, "
-            "--partition request, no --route rotational, and no --schedule fluid"
-        )
+        raise UserError(f"the model was loaded with indexers or compressed entries: expected {CHOOSING_NEEDS}")
 
 
 def _trace_once(options: EngineOptions, team: Team, *, loaded: bool) -> None:

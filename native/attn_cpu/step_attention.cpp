@@ -61,7 +61,7 @@ void StepAttention::attend(int layer, int thread, const SequenceRows& rows) {
         const int n = static_cast<int>(rows.count);
         cache_.begin_choices(l, own.slots.data(), ones_.data(), n);
         const std::vector<Query> queries = queries_of(cache_.pool_, own.slots.data(), ones_.data(), n);
-        if (l.shape.has_indexer() || l.shape.has_entries()) cache_.choose_here(call, queries, thread, own.scores);
+        cache_.choose_here(call, queries, thread, own.scores);
         own.plan.make_chosen(cache_.pool_, layer, queries, cache_.choices_, 1);
     }
     for (int64_t item = 0; item < own.plan.items; ++item) cache_.run_item(call, item, thread);

@@ -11,7 +11,7 @@ from hpcdecode.attention.base import LATENT_KV_DTYPES
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from hpcdecode.attention.sizes import bytes_per_token
-from tests.support.attention_cases import expected, ints, make_batch, run_batch
+from tests.support.attention_cases import expected, forked_and_moved, ints, make_batch, run_batch
 
 LENGTHS, COUNTS = (1, 63, 64, 65, 300, 1500), (1, 3, 1, 2, 5, 1)
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 4e-2, "int8": 6e-2}
@@ -118,19 +118,8 @@ def test_layers_that_take_a_choice_count_without_the_one_before():
 
 
 def test_forks_and_blocks_that_move_keep_index_keys():
-    s = shape(topk=40)
-    batch = make_batch(s, [150], [1])
-    store = open_kv_cache([s], kv_dtype="float32", capacity_tokens=1024, max_sequences=3)
-    store.extend([0], [149])
-    store.append(0, [0], [149], batch.rows[0][:149, s.q_columns :].contiguous())
-    store.fork(0, 1)
-    store.extend([2], [149])
-    room = torch.empty(3 * store.native.block_bytes, dtype=torch.uint8)
-    store.native.copy_out(0, 0, room)
-    store.native.copy_in(2, 0, room)
-    out = torch.empty(3, s.out_columns)
-    store.extend([0, 1, 2], [1, 1, 1])
-    store.attend(0, [0, 1, 2], [1, 1, 1], batch.rows[0][149:].repeat(3, 1), out)
+    batch = make_batch(shape(topk=40), [150], [1])
+    out = forked_and_moved(batch)
     assert torch.equal(out[0], out[1]) and torch.equal(out[0], out[2])
     assert torch.equal(out[:1], run_batch(batch, "float32", which=ints([0]).tolist()))
     assert np.isfinite(out.numpy()).all()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.plain import attend_one, chosen_positions, with_entries
+from hpcdecode.attention.plain import attend_latent, attend_one
 from hpcdecode.attention.reference import stored, stored_k_rows
 from hpcdecode.attention.shapes import LayerShape
 
@@ -86,6 +86,23 @@ def run_batch(
     return wide[:, : s.out_columns].cpu()
 
 
+def forked_and_moved(batch: Batch) -> torch.Tensor:
+    """Output rows of the last token of the batch's sequence, of a fork of it, and of one to which its blocks moved."""
+    s, old = batch.shape, batch.lengths[0] - 1
+    store = open_kv_cache([s], kv_dtype="float32", capacity_tokens=1024, max_sequences=3)
+    store.extend([0], [old])
+    store.append(0, [0], [old], batch.rows[0][:old, s.q_columns :].contiguous())
+    store.fork(0, 1)
+    store.extend([2], [old])
+    room = torch.empty(-(-old // store.block_tokens) * store.native.block_bytes, dtype=torch.uint8)
+    store.native.copy_out(0, 0, room)
+    store.native.copy_in(2, 0, room)
+    out = torch.empty(3, s.out_columns)
+    store.extend([0, 1, 2], [1, 1, 1])
+    store.attend(0, [0, 1, 2], [1, 1, 1], batch.rows[0][old:].repeat(3, 1), out, batch.sinks)
+    return out
+
+
 def expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
     """float64 attention over K and V as the cache holds them."""
     threads = torch.get_num_threads()
@@ -102,14 +119,9 @@ def _expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
         q = rows[length - count :, : s.own_q_columns].double().view(count, s.q_heads, s.k_dim)
         k, v = rows[:, s.q_columns :].split([s.k_columns, s.v_columns], dim=1)
         if s.latent:
-            k, chosen, entries = stored_k_rows(k, s, kv_dtype), None, None
             by = rows[length - count :, s.own_q_columns : s.q_columns].float()
-            if s.compress_rate:
-                k, entries = with_entries(k, by, s)
-            elif s.indexer:
-                chosen = chosen_positions(by, k[:, s.own_k_columns :], s.indexer)
-            k = k[:, None, : s.k_dim].double()
-            out.append(attend_one(q, k, k[..., : s.v_dim], s, batch.sinks, chosen, entries).reshape(count, -1))
+            o = attend_latent(q, stored_k_rows(k, s, kv_dtype), by, s, batch.sinks)
+            out.append(o.reshape(count, -1))
             continue
         heads = k.reshape(length, s.kv_heads, s.k_dim), v.reshape(length, s.kv_heads, s.v_dim)
         k, v = stored(*heads, kv_dtype)

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from hpcdecode.attention.plain import attend_one, chosen_positions, with_entries
+from hpcdecode.attention.plain import attend_latent, chosen_positions
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
@@ -235,16 +235,14 @@ class Attention:
         return out
 
     def attend_chosen(self, layer, row, q, keys):
-        shape, chosen, entries = self.model.attends[layer], self.chosen.get(row), None
+        shape, chosen = self.model.attends[layer], None
         k, by = keys.float(), q[:, shape.own_q_columns :].float()
-        if shape.compress_rate:
-            k, entries = with_entries(k, by, shape)
-        elif shape.indexer.heads:
-            self.chosen[row] = chosen = chosen_positions(by, k[:, shape.own_k_columns :], shape.indexer)
+        if not shape.compress_rate:
+            if shape.indexer.heads:
+                self.chosen[row] = chosen_positions(by, k[:, shape.own_k_columns :], shape.indexer)
+            chosen = self.chosen[row]
         heads = q[:, : shape.own_q_columns].float().unflatten(1, (shape.q_heads, -1))
-        k = k[:, None, : shape.own_k_columns]
-        seen = (None, entries) if shape.compress_rate else (chosen, None)
-        return attend_one(heads, k, k[..., : shape.v_dim], shape, self.model.sinks(layer), *seen).flatten(1)
+        return attend_latent(heads, k, by, shape, self.model.sinks(layer), chosen).flatten(1)
 
     def append(self, layer, row, k, v):
         old_k, old_v = self.held[layer, row]

@@ -46,6 +46,7 @@ from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
 
 logger = logging.getLogger(__name__)
+CHOOSING_NEEDS = "R-ranks on CPUs, --partition request, no --route rotational, and no --schedule fluid"
 WHERE = " with R-ranks on GPUs, --partition head or --route rotational"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -158,8 +159,7 @@ def load_split(
     could = has_indexers(traced)
     if has_entries(traced) and not (indexers and latents):
         raise UserError(
-            f"model type {traced.facts.model_type!r}: attention over compressed entries needs R-ranks on CPUs, "
-            "--partition request, no --route rotational, and no --schedule fluid"
+            f"model type {traced.facts.model_type!r}: attention over compressed entries needs {CHOOSING_NEEDS}"
         )
     traced = traced if indexers and latents else leave_out_indexers(traced)
     own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
