@@ -140,8 +140,8 @@ class ReferenceKvCache:
                     chosen = self._chosen[slot]
                 o = attend_latent(q, kv, by, s, sink, chosen)
             else:
-                heads = (part.unflatten(1, (s.kv_heads, -1)) for part in kv.split([s.k_columns, s.v_columns], 1))
-                o = attend_one(q, *heads, s, sink)
+                k, v = (part.unflatten(1, (s.kv_heads, -1)) for part in kv.split([s.k_columns, s.v_columns], 1))
+                o = attend_one(q, k, v, s, sink)
             result[rows] = o.reshape(count, -1).to(result.dtype)
             self.bytes_read += kv.numel() * self._kv[layer].element_size()
             start += count
