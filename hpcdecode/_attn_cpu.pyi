@@ -80,6 +80,7 @@ class KvCache:
         team: bool,
         range_blocks: int = 0,
         frames: int = 0,
+        windowed: bool = False,
     ) -> None:
         """Reserve the address space of a KV cache; memory is touched when it is used.
 
@@ -96,6 +97,7 @@ class KvCache:
             team: True to run on the process's OpenMP threads.
             range_blocks: Blocks of a page, or 0 if every block has a place of its own.
             frames: Number of pages of any layer that memory has room for.
+            windowed: Whether sequences give up the blocks that left a layer's window (see layer_groups).
 
         Raises:
             RuntimeError: If the system maps no more memory.
@@ -164,7 +166,7 @@ class KvCache:
 
     @property
     def free_blocks(self) -> int:
-        """Number of free blocks."""
+        """Number of free blocks over all layers."""
 
     @property
     def node_free_blocks(self) -> list[int]:
@@ -210,7 +212,10 @@ class KvCache:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block over all layers."""
+        """Bytes of a block over all layers, or those of its group."""
+
+    def held_blocks(self, slot: int) -> int:
+        """Return how many blocks a slot holds."""
 
     def place_pages(self, frames: _Ints) -> None:
         """Say in which frame each page of a layer lies for the calls to come, or -1."""
@@ -772,6 +777,11 @@ def select_isa(forced: str) -> str:
 
 def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int | None) -> tuple[int, int]:
     """Return (bytes of a block over all layers, tokens of a block)."""
+
+def layer_groups(
+    layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int | None
+) -> tuple[int, list[tuple[int, bool]]]:
+    """Return (bytes of a block, (window or 0, chunked) of each group of layers) of windowed KV caches."""
 
 class ReadProbe:
     """A buffer of huge pages and the threads that read it."""

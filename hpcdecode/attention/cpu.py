@@ -27,6 +27,7 @@ def native_cache(
     team: bool,
     range_blocks: int = 0,
     frames: int = 0,
+    windowed: bool = False,
 ) -> _attn_cpu.KvCache:
     """Return the KV cache in C++, by its arguments.
 
@@ -34,7 +35,19 @@ def native_cache(
         UserError: If the system maps no more memory.
     """
     shapes, isa = native_shapes(layers, _attn_cpu.LayerShape), os.environ.get("HPCDECODE_ISA", "")
-    sizes = (capacity_tokens, max_sequences, block_tokens, threads, cpus, isa, nodes, team, range_blocks, frames)
+    sizes = (
+        capacity_tokens,
+        max_sequences,
+        block_tokens,
+        threads,
+        cpus,
+        isa,
+        nodes,
+        team,
+        range_blocks,
+        frames,
+        windowed,
+    )
     try:
         return _attn_cpu.KvCache(shapes, kv_dtype, *sizes)
     except RuntimeError as error:  # the system maps no more memory
@@ -54,6 +67,8 @@ class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
         cpus: One CPU per thread to pin workers to, or None.
         nodes: NUMA node of each of `cpus`, or None to ask the system.
         team: True to run on torch's OpenMP threads.
+        windowed: Whether sequences give up the blocks that left a layer's window. A slot then attends from one position
+            at a time, and cannot be truncated to where they are missed.
 
     Attributes:
         isa: Name of the instruction set in use.
@@ -75,11 +90,21 @@ class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
         cpus: Sequence[int] | None,
         nodes: Sequence[int] | None,
         team: bool,
+        windowed: bool = False,
     ) -> None:
         cpus = list(cpus or ())
         nodes = nodes_of(cpus) if nodes is None else list(nodes)
         native = native_cache(
-            layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes, team
+            layers,
+            kv_dtype,
+            capacity_tokens,
+            max_sequences,
+            block_tokens,
+            threads,
+            cpus,
+            nodes,
+            team,
+            windowed=windowed,
         )
         super().__init__(native, layers, kv_dtype)
         self.isa = native.isa

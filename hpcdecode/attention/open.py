@@ -41,6 +41,7 @@ def open_kv_cache(
     team: bool = False,
     backend: str = "attn_cpu",
     device: torch.device | str = "cpu",
+    windowed: bool = False,
 ) -> KvCache:
     """Open a KV cache for all attention layers of a model.
 
@@ -58,6 +59,7 @@ def open_kv_cache(
         team: True to run on torch's OpenMP threads, in a process that runs GEMMs on the same cores.
         backend: One of BACKENDS.
         device: Device of `attn_cuda`, whose kernels are emulated on the CPU, and of `torch`.
+        windowed: Whether sequences give up what leaves windows, as `CpuKvCache` says.
 
     Raises:
         ValueError: If an argument is bad.
@@ -71,7 +73,9 @@ def open_kv_cache(
         return TorchKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device)
     if backend != "attn_cpu":
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
-    return CpuKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes, team)
+    return CpuKvCache(
+        layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes, team, windowed
+    )
 
 
 def open_layers(
@@ -86,6 +90,7 @@ def open_layers(
     cpus: Sequence[int] | None = None,
     team: bool = False,
     state_tokens: int | None = None,
+    windowed: bool = False,
 ) -> KvCache:
     """Open, on this machine's cores, what all layers of a model keep of sequences: K and V, and recurrent states.
 
@@ -100,6 +105,7 @@ def open_layers(
         cpus: One CPU per thread. Workers are pinned, the calling thread stays as it is.
         team: True to run on torch's OpenMP threads, in a process that runs GEMMs on the same cores.
         state_tokens: Tokens that a state counts as, or None for what it takes.
+        windowed: Whether sequences give up what leaves windows, as `CpuKvCache` says.
 
     Raises:
         ValueError: If an argument is bad.
@@ -117,6 +123,7 @@ def open_layers(
             threads=threads,
             cpus=cpus,
             team=team,
+            windowed=windowed,
         )
         if not keep:
             return kv_cache

@@ -20,18 +20,19 @@ from hpcdecode.system.tier import Chunk
 
 
 class SwappedBlocks(Protocol):
-    """Whole blocks of the slots of a KV cache. A block has the bytes of all layers.
+    """Whole blocks of the slots of a KV cache. A block has the bytes of all layers, or of a group of them.
 
     Attributes:
-        block_tokens: Tokens of a block.
         block_bytes: Bytes of a block.
     """
 
-    block_tokens: int
     block_bytes: int
 
     def length(self, slot: int) -> int:
         """Return the tokens that an open slot holds."""
+
+    def held_blocks(self, slot: int) -> int:
+        """Return the number of blocks that an open slot holds, which depends on its tokens alone."""
 
     def memory(self, nbytes: int) -> Chunk:
         """Return memory of this host, uint8 [nbytes], for tiers and for the KV cache's device to copy to and from."""
@@ -70,7 +71,7 @@ class CpuBlocks:
 
     def __init__(self, kv_cache: CpuKvCache) -> None:
         self._native, self.length = kv_cache.native, kv_cache.length
-        self.block_tokens, self.block_bytes = kv_cache.block_tokens, kv_cache.native.block_bytes
+        self.block_bytes, self.held_blocks = kv_cache.native.block_bytes, kv_cache.native.held_blocks
         self.copy_in, self.memory = kv_cache.native.copy_in, memory_for
 
     def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], None]:
@@ -95,7 +96,7 @@ class TorchBlocks:
         self, kv_cache: TorchKvCache | CudaKvCache, stores: Sequence[Tensor], held: Callable[[int], Sequence[int]]
     ) -> None:
         self._device, self._ids, self._stores = kv_cache.device, held, stores
-        self.length, self.block_tokens = kv_cache.length, kv_cache.block_tokens
+        self.length, self._block_tokens = kv_cache.length, kv_cache.block_tokens
         self._widths = [store.shape[1] for store in self._stores]
         self.block_bytes = sum(self._widths)
         self._streams: _Streams | None = None
@@ -108,6 +109,10 @@ class TorchBlocks:
             return memory_for(nbytes)
         pinned: Chunk = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
         return pinned
+
+    def held_blocks(self, slot: int) -> int:
+        """Return the number of blocks of a slot."""
+        return -(-self.length(slot) // self._block_tokens)
 
     @torch.inference_mode()
     def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], None]:
@@ -148,7 +153,7 @@ class TorchBlocks:
 
     def _held(self, slot: int, first: int, count: int) -> Tensor:
         """Return the ids of `count` blocks of a slot, int64 [count], on the host."""
-        have = -(-self.length(slot) // self.block_tokens)
+        have = self.held_blocks(slot)
         if not 0 <= first <= have - count:
             raise ValueError(f"slot {slot}: expected blocks 0 to {have - 1}, got {first} to {first + count - 1}")
         return torch.from_numpy(np.array(self._ids(slot)[first : first + count], np.int64))

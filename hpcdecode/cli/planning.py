@@ -183,7 +183,7 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
         memory = memory_of(options, size, part) if options.kv_swap else None
         capacity = [memory.capacity() if memory else part.capacity] * max(part.r_ranks, 1)
         own, prompt = sum(capacity) // part.sharing, float(rows.prompt.mean())
-        level = load_limit(options.batch, period, steps, prompt, own, part.unit.state_tokens)
+        level = load_limit(options.batch, period, steps, prompt, own, part.unit.footprint)
         load = options.load_limit or level
         chunk = options.prefill_tokens or prefill_limit(part.r_ranks > 0)
         least = 1 if options.admission == "optimistic" and not options.period else None

@@ -34,7 +34,7 @@ from hpcdecode.engine.programs import PlanOrder, Program, serve
 from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.engine.scale import Scale, choose_scales, rows_ahead, schedulers_of
-from hpcdecode.engine.setup import direct, load, partition_of
+from hpcdecode.engine.setup import direct, load
 from hpcdecode.engine.survive import on_loss, work_on
 from hpcdecode.engine.work import Work
 from hpcdecode.exchange.base import SLink
@@ -291,9 +291,9 @@ class Engine:
         slots = slots_of(lanes)
         if self._attention is None or slots > self._slots:
             self._attention, self._work = None, Work()  # its memory goes first
-            partition, on_device = partition_of(self.options, self.team.pool), direct(self.options, self.team)
+            on_device = direct(self.options, self.team)
             self._attention = open_attention_worker(
-                self.team, self.setup, partition, slots, on_device, self.timeline, self.options.swap_tiers
+                self.team, self.setup, self.options, slots, on_device, self.timeline
             )
             self._slots = slots
         return self._attention

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -13,40 +12,39 @@ from hpcdecode.attention.open import open_kv_cache, open_layers, open_on_device
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.shapes import RecurrentShape, attention_shapes
+from hpcdecode.config import EngineOptions
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.fluid import open_rotation
 from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice, StoredPrompts
 from hpcdecode.engine.resumed import ResumedAttention
-from hpcdecode.engine.setup import Setup, apart
+from hpcdecode.engine.setup import Setup, apart, drops_windows, partition_of
 from hpcdecode.engine.swap_room import open_swap
 from hpcdecode.exchange.device import CudaDevice
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import SplitModel
 from hpcdecode.ranks.team import Team
-from hpcdecode.system.swap_tiers import TierSpec
 from hpcdecode.system.timeline import Timeline
 
 
 def open_attention_worker(
     team: Team,
     setup: Setup,
-    partition: Partition,
+    options: EngineOptions,
     slots: int,
     direct: bool,
     timeline: Timeline,
-    tiers: Sequence[TierSpec] = (),
 ) -> AttentionWorker:
     """Open this rank's KV cache and what attends over it.
 
     Args:
         team: whose ranks have been told how much KV cache to hold.
         setup: of the model.
-        partition: of the attention over the R-ranks.
+        options: of the engine.
         slots: sequences and prefixes at once, of all lanes.
         direct: whether q, k, v and o cross from device to device.
         timeline: of this rank.
-        tiers: to which sequences move that leave the KV cache.
     """
+    partition, tiers = partition_of(options, team.pool), options.swap_tiers
     me, rank = team.me, team.pool.index(team.place)
     heads = [partition.heads(shape, rank) for shape in setup.shapes_of(me)]
     sinks = [None if s is None else torch.tensor(s[own]) for s, own in zip(setup.part_of(me).sinks, heads, strict=True)]
@@ -55,12 +53,12 @@ def open_attention_worker(
         shapes, by_host = list(map(partition.shape, setup.shapes_of(me))), apart(team, team.group) and not direct
         kv_cache: KvCache = open_rotation(me, setup, shapes, slots, tiers, by_host)
     else:
-        kv_cache = _open_kv_cache(team, setup, partition, slots, direct)
+        kv_cache = _open_kv_cache(team, setup, partition, slots, direct, drops_windows(options, team.me))
     swap = open_swap(kv_cache, tiers, me.cpus if me.pinned else None) if me.swap_chunks else None
     return AttentionWorker(kv_cache, sinks, timeline, queue, swap)
 
 
-def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool) -> KvCache:
+def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool, windowed: bool) -> KvCache:
     me, whole = team.me, setup.shapes_of(team.me)
     shapes = list(map(partition.shape, whole))
     part, rank = setup.part_of(me), team.pool.index(team.place)
@@ -92,6 +90,7 @@ def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, d
         cpus=me.cpus if me.pinned else None,
         team=me.has_s,
         state_tokens=setup.state_tokens,
+        windowed=windowed,
     )
 
 

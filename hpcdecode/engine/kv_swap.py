@@ -114,7 +114,7 @@ class KvSwap:
         key = lane, ticket
         if key in self._copies:
             raise InvariantViolation("a sequence leaves once under a ticket", f"lane {lane}, ticket {ticket}")
-        copy = self._copies[key] = self._place(key, self._cache.length(slot))
+        copy = self._copies[key] = self._place(key, slot)
         copy.under_way = len(copy.places)
         for i, nbytes in enumerate(copy.sizes if copy.places else ()):
             staged = self._staged.get()
@@ -174,10 +174,10 @@ class KvSwap:
                         f"tier {tier}: {len(free)} free, {len(chunks) - len(free)} held of {self._tiers[tier].chunks}",
                     )
 
-    def _place(self, key: Key, tokens: int) -> _Copy:
-        """Return a copy with room, one that failed if there is none."""
+    def _place(self, key: Key, slot: int) -> _Copy:
+        """Return a copy of a slot with room, one that failed if there is none."""
         cache = self._cache
-        blocks = -(-tokens // cache.block_tokens)
+        tokens, blocks = cache.length(slot), cache.held_blocks(slot)
         sizes = [min(self._blocks, blocks - at) * cache.block_bytes for at in range(0, blocks, self._blocks)]
         with self._lock:
             if sum(map(len, self._free)) < len(sizes):

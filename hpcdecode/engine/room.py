@@ -13,7 +13,7 @@ from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_sha
 from hpcdecode.attention.sizes import bytes_per_token, capacity_for
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.fluid import measure_rotation, require_rotation
-from hpcdecode.engine.setup import Setup, partition_of, together
+from hpcdecode.engine.setup import Setup, drops_windows, partition_of, together
 from hpcdecode.engine.swap_room import measure_swap
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.roles import Rank
@@ -147,7 +147,8 @@ def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape
     if options.schedule == "fluid":
         return measure_rotation(options, team, setup, attention_shapes(own), nbytes)
     if device.type == "cpu":
-        return capacity_for(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens)
+        windowed = drops_windows(options, team.me)
+        return capacity_for(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens, windowed)
     return device_capacity(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens, device)
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from hpcdecode.attention.shapes import recurrent_shapes
 from hpcdecode.config import EngineOptions
-from hpcdecode.engine.setup import Setup, apart, partition_of
+from hpcdecode.engine.setup import Setup, apart, footprint_of, partition_of
 from hpcdecode.engine.swap_room import swaps_of
 from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.roles import Rank
@@ -95,7 +95,7 @@ def _choose(
     crosses = apart(team, group)
     home = team.ranks[group.home]
     lanes = options.lanes or usual_lanes(home.pp, home.turns, crosses, home.copies - home.turns)
-    largest = _largest_batch(options, home, setup, lanes)
+    largest, footprint = _largest_batch(options, home, setup, lanes), footprint_of(options, team, group, setup)
     batch, period, steps = choose(
         options.batch,
         options.period,
@@ -105,11 +105,11 @@ def _choose(
         capacity,
         setup.max_positions,
         len(team.groups),
-        setup.state_tokens,
+        footprint,
         largest,
     )
     batch = max(min(batch, capacity // (setup.state_tokens + setup.block_tokens)), 1)
-    load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity, setup.state_tokens)
+    load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity, footprint)
     most = max([at_once(p) for p in first], default=1)  # a row is run by one lane
     prefill = options.prefill_tokens or prefill_limit(crosses)
     of_lanes = split(batch, max(min(lanes, batch // most), 1))
@@ -145,7 +145,8 @@ def placement_of(options: EngineOptions, team: Team, setup: Setup, lanes: int) -
     group = team.group
     of_members = [partition_of(options, pool).speeds([team.ranks[p].speed for p in pool]) for pool in group.pools]
     speeds = list(map(min, zip(*of_members, strict=True)))  # the lane waits for the slowest member's R-rank
-    sizes = setup.block_tokens, lanes, speeds, setup.state_tokens, state_load(setup)
+    footprint = footprint_of(options, team, group, setup)
+    sizes = footprint, lanes, speeds, state_load(setup)
     return placement_kind(options.admission)(capacity_of(options, team, group), *sizes)
 
 
@@ -165,7 +166,7 @@ def schedulers_of(
     """
     placement = placement_of(options, team, setup, len(scale.lanes))
     limits = [lane_limits(options, setup, batch, scale, prefix_tokens) for batch in scale.lanes]
-    swaps = swaps_of(options, team)
+    swaps = swaps_of(options, team, placement.footprint)
     return [Scheduler(lane, feed, placement, own, stops, swaps) for lane, own in enumerate(limits)]
 
 

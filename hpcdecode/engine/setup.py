@@ -11,8 +11,9 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from hpcdecode.attention.base import LATENT_KV_DTYPES
+from hpcdecode.attention.footprint import Footprint, largest
 from hpcdecode.attention.shapes import MixerShape, RecurrentShape, attention_shapes, with_states_as
-from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
+from hpcdecode.attention.sizes import block_tokens_for, footprint_for, state_tokens_for
 from hpcdecode.config import EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.engine.state_weights import StateWeights
@@ -121,6 +122,22 @@ def runs_indexers(options: EngineOptions, team: Team) -> bool:
     by_request = not partition_of(options, team.pool).by_head and options.route != "rotational"
     in_memory = options.schedule != "fluid"
     return by_request and in_memory and all(rank.kv_device == "cpu" for rank in team.ranks if rank.has_r)
+
+
+def drops_windows(options: EngineOptions, rank: Rank) -> bool:
+    """Return whether the KV cache of an R-rank gives up what leaves windows: on CPUs, if all of it is in memory."""
+    return options.schedule != "fluid" and rank.kv_device == "cpu"
+
+
+def footprint_of(options: EngineOptions, team: Team, group: Group, setup: Setup) -> Footprint:
+    """Return what a sequence of a group takes of the KV cache of each of its R-ranks; the most of different ones."""
+    found = []
+    for pool in group.pools:
+        shapes = list(map(partition_of(options, pool).shape, setup.shapes_of(team.ranks[pool[0]])))
+        sizes = setup.kv_dtype, setup.block_tokens, setup.state_tokens
+        windowed = {drops_windows(options, team.ranks[place]) for place in pool}
+        found += [footprint_for(shapes, *sizes, drops) for drops in windowed]
+    return largest(found)
 
 
 class Loaded(NamedTuple):

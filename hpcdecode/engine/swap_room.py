@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import torch
 
 from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.attention.open import block_bytes
-from hpcdecode.attention.shapes import MixerShape, attention_shapes, recurrent_shapes
-from hpcdecode.attention.sizes import bytes_per_token
+from hpcdecode.attention.shapes import attention_shapes, recurrent_shapes
+from hpcdecode.attention.sizes import bytes_per_token, footprint_for
 from hpcdecode.attention.swapped_blocks import blocks_of
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks, chunk_bytes
-from hpcdecode.engine.setup import Setup, partition_of, together
+from hpcdecode.engine.setup import Setup, drops_windows, partition_of, together
 from hpcdecode.engine.tier_speed import tier_speed
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.team import Team
@@ -49,29 +50,31 @@ def obstacle(team: Team, keeps_states: bool) -> str:
     return "with layers that keep recurrent states" if keeps_states else ""
 
 
-def _block_bytes(own: Sequence[MixerShape], setup: Setup, device: str) -> int:
-    """Return the bytes of a block over all layers of a KV cache on a device."""
-    if device == "cpu":
-        return round(bytes_per_token(own, setup.kv_dtype, setup.block_tokens) * setup.block_tokens)
-    return round(block_bytes(attention_shapes(own), setup.kv_dtype, setup.block_tokens, torch.device(device)))
+def _block(options: EngineOptions, team: Team, setup: Setup) -> tuple[int, int]:
+    """Return the bytes of a block of this rank's KV cache, and the groups of layers that have blocks of their own."""
+    own = list(map(partition_of(options, team.pool).shape, setup.shapes_of(team.me)))
+    sizes, windowed = (setup.kv_dtype, setup.block_tokens), drops_windows(options, team.me)
+    if team.me.kv_device != "cpu":
+        return round(block_bytes(attention_shapes(own), *sizes, torch.device(team.me.kv_device))), 1
+    groups = footprint_for(own, *sizes, 0, windowed).groups
+    return round(bytes_per_token(own, *sizes, windowed) * setup.block_tokens / groups), groups
 
 
 def _measure(options: EngineOptions, team: Team, setup: Setup, specs: Sequence[TierSpec]) -> None:
     me = team.me
     if not me.has_r:
         return
-    own = list(map(partition_of(options, team.pool).shape, setup.shapes_of(me)))
-    block = _block_bytes(own, setup, me.kv_device)
+    block, groups = _block(options, team, setup)
     blocks = chunk_blocks(block)
-    size = chunk_bytes(block)
+    size, tokens = chunk_bytes(block), blocks * setup.block_tokens
     small = [spec for spec in specs if spec.size < size]
     if small:
         raise UserError(
-            f"--kv-swap: expected tiers of at least {size >> 10}K, {blocks * setup.block_tokens} tokens of this model, "
+            f"--kv-swap: expected tiers of at least {size >> 10}K, {-(-tokens // groups)} tokens of this model, "
             f"got {small[0].size >> 10}K; give a larger size"
         )
     tiers = open_tiers(specs, size, total_bytes())
-    me.swap_chunks, me.swap_chunk_tokens = sum(tier.chunks for tier in tiers), blocks * setup.block_tokens
+    me.swap_chunks, me.swap_chunk_tokens = sum(tier.chunks for tier in tiers), tokens
     me.swap_rate = min(_rate(tier, size) for tier in tiers) / size * me.swap_chunk_tokens
     for tier in tiers:
         tier.close()
@@ -98,8 +101,8 @@ def open_swap(kv_cache: KvCache, specs: Sequence[TierSpec], cpus: Sequence[int] 
     return KvSwap(kv_cache, open_tiers(specs, chunk_bytes(blocks.block_bytes), total_bytes()), cpus)
 
 
-def swaps_of(options: EngineOptions, team: Team) -> Swaps | None:
-    """Return what this rank's group may use of its R-ranks' tiers; None if they have none."""
+def swaps_of(options: EngineOptions, team: Team, footprint: Footprint) -> Swaps | None:
+    """Return what this rank's group may use of its R-ranks' tiers, given what a sequence takes; None without tiers."""
     pools = team.group.pools
     ranks = [team.ranks[place] for place in pools[0]]
     if not ranks[0].swap_chunks:
@@ -107,4 +110,5 @@ def swaps_of(options: EngineOptions, team: Team) -> Swaps | None:
     sharing = sum(other.pools == pools for other in team.groups)
     partition = partition_of(options, pools[0])
     chunks = partition.capacity([rank.swap_chunks // sharing for rank in ranks])
-    return Swaps(chunks, ranks[0].swap_chunk_tokens, partition.speeds([rank.swap_rate for rank in ranks]))
+    rates = partition.speeds([rank.swap_rate for rank in ranks])
+    return Swaps(chunks, ranks[0].swap_chunk_tokens, rates, footprint)

@@ -150,7 +150,7 @@ def by_data_sheets(
     def kind(device: Device, count: int, held: ModelSize) -> RanksAlike:
         if not count:
             return RanksAlike(device.name, 0, None, 0, 0, shape)
-        memory, unit = device.memory_bytes, member_unit(held, shape, kv_dtype)
+        memory, unit = device.memory_bytes, member_unit(held, shape, kv_dtype, device.is_host)
         kv = kv_memory if memory is None else MEMORY * memory
         beside = kv if memory is None else kv - own
         both = shape.copies == 1 and _holds(device, own) and size.attends_on(device)
@@ -206,7 +206,7 @@ def by_profile(
             )
         )
     refused = () if profile.alone else ("the profile has no replicas; calibrate again",)
-    unit = member_unit(size, shape, profile.kv_dtype)
+    unit = member_unit(size, shape, profile.kv_dtype, windowed=True)
     alone, tokens = profile.alone and profile.of_member(profile.alone, shape.tp), unit.capacity(kv_memory)
     split_cost = cost and profile.of_member(cost, shape.tp)
     nobody = RanksAlike("", 0, None, 0, 0, shape)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.base import Share
 from hpcdecode.planning.cost import Cost
@@ -38,7 +39,7 @@ class JobGroup(msgspec.Struct, frozen=True):
         cost: What steps cost.
         capacity: KV tokens of each R-rank, tiers included under the schedule `fluid`.
         limits: Of every lane.
-        block_tokens: Tokens of a KV block.
+        footprint: What a sequence takes of it.
         ranks: Makes the R-ranks; one if the S-rank is this rank, too.
         alone: Whether it is.
         admission: `reserve` or `optimistic`.
@@ -49,7 +50,7 @@ class JobGroup(msgspec.Struct, frozen=True):
     cost: Cost
     capacity: list[int]
     limits: list[LaneLimits]
-    block_tokens: int
+    footprint: Footprint
     ranks: Callable[[], list[SimulatedRank]]
     alone: bool = True
     admission: str = "reserve"
@@ -73,7 +74,7 @@ class _JobRun:
         self.group, self.lengths, self.cost = group, lengths, group.cost
         self.feed = SimulatedFeed(lengths, stop_token_ids=(_STOP,))
         self.ranks, self.swaps = group.ranks(), group.swaps() if group.swaps else None
-        placement = placement_kind(group.admission)(group.capacity, group.block_tokens, len(group.limits))
+        placement = placement_kind(group.admission)(group.capacity, group.footprint, len(group.limits))
         self.lanes = [
             Scheduler(lane, self.feed, placement, limits, Stops(), self.swaps)
             for lane, limits in enumerate(group.limits)

@@ -100,10 +100,10 @@ def _held(part: GroupsAlike, group: Candidate) -> str:
     """Return what sequences hold at the peak, and what they may."""
     room, unit = FULL * part.capacity * max(part.r_ranks, 1) / part.sharing, part.unit
     if unit.endless:
-        return f"states of B = {group.batch:,} sequences <= {FULL}*C = {room / unit.block_tokens:,.0f}"
+        return f"states of B = {group.batch:,} sequences <= {FULL}*C = {room / unit.fixed_tokens:,.0f}"
     state = f" + {unit.state_tokens:,} for a state" * (unit.state_tokens > 0)
-    held = group.batch * unit.held(group.rows.peak)
-    return f"KV of B*(p + (S+F)/2{state}) = {held:,.0f} tokens <= {FULL}*C = {room:,.0f}"
+    held, windows = group.batch * unit.held(group.rows.peak), " less what left windows" * bool(unit.footprint.windows)
+    return f"KV of B*(p + (S+F)/2{windows}{state}) = {held:,.0f} tokens <= {FULL}*C = {room:,.0f}"
 
 
 def _memory(part: GroupsAlike, size: ModelSize) -> str:

@@ -97,7 +97,7 @@ class Profile(msgspec.Struct, frozen=True):
     def unit(self, tp: int) -> KvUnit:
         """Return how sequences count on an R-rank of a member of `tp`."""
         if self.shapes:
-            return KvUnit.of(of_member(self.shapes, tp), self.kv_dtype)
+            return KvUnit.of(of_member(self.shapes, tp), self.kv_dtype, windowed=True)
         return KvUnit(self.token_bytes / tp)
 
     def of_member(self, cost: Cost, tp: int) -> Cost:

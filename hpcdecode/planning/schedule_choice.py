@@ -94,7 +94,7 @@ def _limits(
     """Return B, F and S, and the limits of all lanes, as a job chooses them."""
     feed, capacity = SimulatedFeed(lengths), memory.capacity() * ranks
     first = [feed.pop() for _ in range(min(len(lengths), LOOKAHEAD))]
-    sizes = choose(given, None, first, rows <= LOOKAHEAD, 1, capacity)
+    sizes = choose(given, None, first, rows <= LOOKAHEAD, 1, capacity, footprint=memory.footprint)
     batch = max(min(sizes.batch, capacity // memory.block_tokens), lanes)
     optimistic = admission == "optimistic"
     grows = optimistic and given is None

@@ -89,7 +89,7 @@ def of_device(size: ModelSize, device: Device, kv_dtype: str = "bfloat16") -> Se
         )
     cost = of_devices(size, device, device, float("inf"), 0.0, kv_dtype, kernels=True)
     swap = size.kv_bytes_per_token(kv_dtype) / device.host_bytes_per_second
-    blocks = unit.block_tokens if unit.endless else BLOCK_TOKENS
+    blocks = unit.footprint.block_tokens if unit.endless else BLOCK_TOKENS
     return Server(cost, capacity, swap, blocks, unit.state_tokens)
 
 

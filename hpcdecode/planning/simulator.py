@@ -147,7 +147,7 @@ class _Pool:
         for _ in range(kind.sharing):
             shares = [tokens // kind.sharing for tokens in kind.capacity]
             unit = kind.unit
-            sizes = unit.block_tokens, len(kind.limits), None, unit.state_tokens, 2 * unit.fixed_tokens
+            sizes = unit.footprint, len(kind.limits), None, 2 * unit.fixed_tokens
             placement = placement_kind(kind.admission)(shares, *sizes)
             cost, lanes = kind.cost, list(enumerate(kind.limits))
             ranks = [PrefillRank(cost) for _ in range(cost.prefill_ranks)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from hpcdecode.attention.footprint import WHOLE
 from hpcdecode.engine.desk import RankReport
 from hpcdecode.exchange.base import OnlyEnd
 from hpcdecode.planning.steady_load import SteadyLoad
@@ -37,7 +38,9 @@ class SteadyScheduler(Scheduler):
     """
 
     def __init__(self, lane: int, load: SteadyLoad, places: Sequence[tuple[int, int]], r_ranks: int):
-        super().__init__(lane, _PromptFeed(load), Placement([_NO_END] * r_ranks, 1, load.lanes), load.limits, Stops())
+        super().__init__(
+            lane, _PromptFeed(load), Placement([_NO_END] * r_ranks, WHOLE, load.lanes), load.limits, Stops()
+        )
         self.before_second_step: Callable[[], None] | None = None
         self._steps = 0
         params = SamplingParams(ignore_eos=True)

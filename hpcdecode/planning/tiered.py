@@ -7,9 +7,10 @@ from functools import partial
 
 import msgspec
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
-from hpcdecode.attention.sizes import block_tokens_for, bytes_per_token
+from hpcdecode.attention.sizes import block_tokens_for, bytes_per_token, footprint_for
 from hpcdecode.engine.kv_swap import chunk_blocks, chunk_bytes
 from hpcdecode.engine.tier_speed import TierSpeed, speed_here
 from hpcdecode.errors import UserError
@@ -51,7 +52,12 @@ class TieredMemory(msgspec.Struct, frozen=True):
     @property
     def token_bytes(self) -> float:
         """Return the bytes of a token."""
-        return bytes_per_token(self.layers, self.kv_dtype, self.block_tokens)
+        return bytes_per_token(self.layers, self.kv_dtype, self.block_tokens, not self.rotates)
+
+    @property
+    def footprint(self) -> Footprint:
+        """Return what a sequence takes."""
+        return footprint_for(self.layers, self.kv_dtype, self.block_tokens, 0, not self.rotates)
 
     @property
     def sizes(self) -> PageSizes:
@@ -84,7 +90,7 @@ class TieredMemory(msgspec.Struct, frozen=True):
 
     @property
     def _block_bytes(self) -> int:
-        return round(self.token_bytes * self.block_tokens)
+        return round(self.token_bytes * self.block_tokens / self.footprint.groups)
 
 
 def job_group(
@@ -108,7 +114,7 @@ def job_group(
     ranks = partial(make, memory, cost, slots, count, speeds)
     capacity = [memory.capacity()] * count
     attention = None if r_ranks else _attention(memory)
-    return JobGroup(cost, capacity, limits, memory.block_tokens, ranks, not r_ranks, admission, swaps, attention)
+    return JobGroup(cost, capacity, limits, memory.footprint, ranks, not r_ranks, admission, swaps, attention)
 
 
 def _attention(memory: TieredMemory) -> PackedAttention:
@@ -140,4 +146,4 @@ def _swaps(memory: TieredMemory, count: int, speeds: Sequence[TierSpeed]) -> Swa
     blocks, size = chunk_blocks(memory._block_bytes), chunk_bytes(memory._block_bytes)
     tokens = blocks * memory.block_tokens
     rate = min(speed.least for speed in speeds) / size * tokens
-    return Swaps([sum(tier.size // size for tier in memory.tiers)] * count, tokens, [rate] * count)
+    return Swaps([sum(tier.size // size for tier in memory.tiers)] * count, tokens, [rate] * count, memory.footprint)

@@ -47,7 +47,7 @@ class Rank(msgspec.Struct, kw_only=True):
         kv_resident: Bytes of memory for its KV cache, the rest of which lies in tiers; 0 if all lies in memory.
         kv_resident_tokens: Tokens that this memory has room for.
         swap_chunks: Of its tiers for sequences that leave the KV cache; 0 without tiers.
-        swap_chunk_tokens: Tokens of such a chunk.
+        swap_chunk_tokens: Group tokens of such a chunk, as `attention.footprint` counts them.
         swap_rate: Tokens that it writes to its tiers, or reads, in a second; with `kv_resident`, that it reads.
         gpu_mpi: Whether its MPI takes the memory of GPUs.
         speed: Speed of attention relative to the slowest R-rank; 1 if R-ranks are alike.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hpcdecode.attention.footprint import WHOLE, Footprint
 from hpcdecode.requests.prompt import Prompt
 
 LOOKAHEAD = 256  # rows looked at for each group on CPUs, and the largest B that is chosen there
@@ -29,7 +30,7 @@ def choose(
     capacity: int,
     context: int | None = None,
     groups: int = 1,
-    state_tokens: int = 0,
+    footprint: Footprint = WHOLE,
     most: int = LOOKAHEAD,
 ) -> Sizes:
     """Return B, F and S of a group of ranks, from those that are given and the first rows of the job.
@@ -46,19 +47,18 @@ def choose(
         capacity: KV tokens of the group's R-ranks.
         context: tokens of a prompt and what follows it at most; None if the model has no limit.
         groups: that share the rows.
-        state_tokens: that the recurrent state of a sequence counts as.
+        footprint: what a sequence takes of the capacity.
         most: largest B to choose, unless a row needs more at once.
     """
     longest = capacity if context is None else min(capacity, context)
     steps = max(max((new_tokens(p, longest) for p in first), default=max_tokens) - 1, 1)
     prompt, least = mean_prompt(first), max((at_once(p) for p in first), default=1)
-    held = prompt + state_tokens
     sequences = max(-(-sum(p.sequences for p in first) // groups), least)
-    if all_rows and sequences <= (batch or most) and sequences * (held + steps) <= FULL * capacity:
+    if all_rows and sequences <= (batch or most) and sequences * footprint.held(prompt + steps) <= FULL * capacity:
         return Sizes(batch or sequences, period or steps, steps)
     period = min(period or max(steps // PERIODS, 1), steps)
     if batch is None:
-        batch = int(FULL * capacity / (held + (steps + period) / 2))
+        batch = int(FULL * capacity / footprint.held(prompt + (steps + period) / 2))
         batch = max(min(batch, most), least)
     return Sizes(batch, period, steps)
 
@@ -68,7 +68,7 @@ def new_tokens(prompt: Prompt, longest: int) -> int:
     return 1 if prompt.targets else min(prompt.params.max_tokens, max(longest - len(prompt.token_ids), 1))
 
 
-def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int, state_tokens: int = 0) -> int:
+def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int, footprint: Footprint = WHOLE) -> int:
     """Return W_lim of all lanes: the level load of B sequences of S steps, or of as many as the KV capacity allows.
 
     Args:
@@ -77,10 +77,10 @@ def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int
         steps: S.
         prompt: mean tokens of prompts.
         capacity: KV tokens of all R-ranks.
-        state_tokens: that the recurrent state of a sequence counts as.
+        footprint: what a sequence takes of the capacity.
     """
     held = prompt + (steps + period) / 2
-    return int(min(batch, FULL * capacity / (held + state_tokens)) * held)
+    return int(min(batch, FULL * capacity / footprint.held(held)) * held)
 
 
 def mean_prompt(first: Sequence[Prompt]) -> float:

@@ -17,6 +17,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.requests.prefix import KvHolder
 from hpcdecode.requests.sequence import SequenceState
@@ -37,13 +38,15 @@ class Claim:
     """What a sequence or prefix claims on an R-rank.
 
     Attributes:
-        own: tokens, beside those that it shares.
+        tokens: of whole blocks that a sequence may fill until it claims more.
+        own: group tokens, beside those that it shares.
         live: whether it is held.
         leaves: whether it is given up with the next plan of its lane.
     """
 
     holder: KvHolder
     rank: int
+    tokens: int
     own: int
     live: bool = True
     leaves: bool = False
@@ -59,16 +62,15 @@ class OptimisticPlacement(Placement):
     def __init__(
         self,
         capacity: Sequence[int],
-        block_tokens: int,
+        footprint: Footprint,
         lanes: int,
         speeds: Sequence[float] | None = None,
-        state_tokens: int = 0,
         state_load: int = 0,
     ):
-        super().__init__(capacity, block_tokens, lanes, speeds, state_tokens, state_load)
+        super().__init__(capacity, footprint, lanes, speeds, state_load)
         self.lengths = GeneratedLengths()
         self._claims: list[dict[KvHolder, Claim]] = [{} for _ in capacity]
-        self._claimed, self._staying = Tally(len(self.capacity)), Tally(len(self.capacity))
+        self._claimed, self._staying = self._tally(), self._tally()
         self._growth: list[list[tuple[int, int, Claim]]] = [[] for _ in range(lanes)]  # heaps by step
         self._ties = count()
         self._leaving: list[list[SequenceState]] = [[] for _ in range(lanes)]
@@ -78,7 +80,7 @@ class OptimisticPlacement(Placement):
 
     @property
     def claimed(self) -> list[int]:
-        """Return the tokens that are claimed of every R-rank, those included that are about to be given up."""
+        """Return the group tokens that are claimed of every R-rank, those included that are about to be given up."""
         return list(self._claimed.tokens)
 
     def expected_share(self, tokens: int) -> float:
@@ -90,8 +92,9 @@ class OptimisticPlacement(Placement):
         """Return whether `extra` has room now, and is expected to have it to the end."""
         extra = list(extra)
         blocks = {s.shared_blocks for s in extra if s.shared_blocks}
-        claims = sum(map(self._first_claim, extra)) + sum(shared.tokens for shared in blocks)
-        return self._claimed.tokens[rank] + claims <= self.capacity[rank] and super().fits(rank, extra)
+        shared = self.footprint.whole * sum(some.tokens for some in blocks)
+        claims = sum(self.footprint.tokens(self._first_claim(s), s.shared) for s in extra) + shared
+        return self._claimed.tokens[rank] + claims <= self._room[rank] and super().fits(rank, extra)
 
     def may_enter(self, sequence: SequenceState) -> bool:
         """Return whether no older sequence waits, whatever its lane."""
@@ -113,12 +116,13 @@ class OptimisticPlacement(Placement):
             if isinstance(claim.holder, SequenceState) and claim.holder.returning:  # it does not decode yet
                 heapq.heappush(due, (now + 1, next(self._ties), claim))
                 continue
+            before, claim.tokens = claim.own, claim.tokens + self.block_tokens
+            claim.own = self.footprint.tokens(claim.tokens, claim.holder.shared)
             for tally in (self._claimed, *(() if claim.leaves else (self._staying,))):
-                tally.add(claim.rank, self.block_tokens, None)
-            claim.own += self.block_tokens
+                tally.add(claim.rank, claim.own - before, None)
             self._grow_later(claim)
-        for rank, capacity in enumerate(self.capacity):
-            while self._staying.tokens[rank] > capacity:
+        for rank, room in enumerate(self._room):
+            while self._staying.tokens[rank] > room:
                 self._have_leave(rank)
 
     def leaving(self, lane: int) -> list[SequenceState]:
@@ -148,7 +152,7 @@ class OptimisticPlacement(Placement):
     def check(self) -> None:
         """Raise InvariantViolation if what is claimed does not fit, or was counted wrong."""
         for rank, claims in enumerate(self._claims):
-            counted, staying = Tally(len(self.capacity)), Tally(len(self.capacity))
+            counted, staying = self._tally(), self._tally()
             for claim in claims.values():
                 for tally in (counted, *(() if claim.leaves else (staying,))):
                     tally.add(rank, claim.own, claim.holder.shared_blocks)
@@ -156,14 +160,19 @@ class OptimisticPlacement(Placement):
             if found != (self._claimed.tokens[rank], self._staying.tokens[rank]):
                 held = self._claimed.tokens[rank], self._staying.tokens[rank]
                 raise InvariantViolation("claims are counted as they change", f"R-rank {rank}: {held}, found {found}")
-            if found[1] > self.capacity[rank]:
+            if found[1] > self._room[rank]:
                 raise InvariantViolation(
-                    "claims for the next step fit", f"R-rank {rank}: {found[1]} tokens of {self.capacity[rank]}"
+                    "claims for the next step fit", f"R-rank {rank}: {found[1]} tokens of {self._room[rank]}"
                 )
+
+    def _tally(self) -> Tally:
+        return Tally(len(self.capacity), self.footprint.whole)
 
     def _hold(self, rank: int, holder: KvHolder) -> None:
         super()._hold(rank, holder)
-        claim = self._claims[rank][holder] = Claim(holder, rank, self._first_claim(holder))
+        tokens = self._first_claim(holder)
+        claim = Claim(holder, rank, tokens, self.footprint.tokens(tokens, holder.shared))
+        self._claims[rank][holder] = claim
         for tally in (self._claimed, self._staying):
             tally.add(rank, claim.own, holder.shared_blocks)
 
@@ -186,7 +195,7 @@ class OptimisticPlacement(Placement):
         youngest = max((s for s in free if may_leave(s)), key=lambda s: s.seniority, default=None)
         if youngest is None:
             raise InvariantViolation(
-                "what is reserved fits", f"R-rank {rank}: {self._staying.tokens[rank]} tokens of {self.capacity[rank]}"
+                "what is reserved fits", f"R-rank {rank}: {self._staying.tokens[rank]} tokens of {self._room[rank]}"
             )
         together = [youngest]
         if not youngest.generated:
@@ -196,21 +205,20 @@ class OptimisticPlacement(Placement):
             self._leaving[sequence.lane].append(sequence)
 
     def _first_claim(self, holder: KvHolder) -> int:
-        """Return what a sequence or prefix claims until it has decoded, beside what it shares."""
+        """Return the tokens, in whole blocks, for which a sequence or prefix claims room until it has decoded."""
         tokens = holder.final_length if reserves(holder) else min(holder.prompt_length + 1, holder.final_length)
-        return self._round(tokens) - holder.shared + self.state_tokens
+        return -(-tokens // self.block_tokens) * self.block_tokens
 
     def _grow_later(self, claim: Claim) -> None:
         """Note the step whose plan claims one more block for a sequence, if it may ever need one."""
         sequence = claim.holder
         assert isinstance(sequence, SequenceState), "a prefix does not grow"
-        tokens = claim.own + sequence.shared - self.state_tokens
-        if tokens < sequence.final_length:
-            step = sequence.start_step + tokens - sequence.prompt_length - 1
+        if claim.tokens < sequence.final_length:
+            step = sequence.start_step + claim.tokens - sequence.prompt_length - 1
             heapq.heappush(self._growth[sequence.lane], (step, next(self._ties), claim))
 
     def _peak(self, holders: list[KvHolder]) -> int:
-        """Return the most tokens that they are expected to take at any step, with a margin."""
+        """Return the most group tokens that they are expected to take at any step, with a margin."""
         self._estimate()
         if not self.lengths.stops:
             return super()._peak(holders)
@@ -222,13 +230,13 @@ class OptimisticPlacement(Placement):
         at = self._steps_ahead(end)
         held = np.where(reserving, final, np.maximum(prompt, final - np.maximum(end - at, 0)))
         shared = np.array([s.shared for s in holders])[:, None]
-        tokens = -(-held // self.block_tokens) * self.block_tokens - shared + self.state_tokens
+        tokens = self.footprint.tokens(held, shared)
         chance = self.lengths.going(generated, generated + np.maximum(at - np.maximum(start, self._now), 0))
         chance = np.where(reserving, 1.0, chance) * (end + 1 >= at)
         load = (chance * tokens).sum(axis=0)
         margin = MARGIN * np.sqrt((chance * (1 - chance) * tokens**2).sum(axis=0))
         for blocks, last in _last_steps(holders, end[:, 0].tolist()).items():
-            load += np.where(last + 1 >= at, blocks.tokens, 0)
+            load += np.where(last + 1 >= at, self.footprint.whole * blocks.tokens, 0)
         return int((load + margin).max())
 
     def _steps_ahead(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -4,7 +4,8 @@ A sequence of P prompt tokens that starts to decode at step x and runs to step E
 max(P, final - (E - t)) tokens at step t <= E. The load of an R-rank can only peak at a step in which a sequence ends
 (FastDecode, Algorithm 1), so it is enough to look at every end step. Blocks that sequences of a request share count
 once, until the last of these sequences is gone; each sequence counts what it holds beyond. A recurrent state counts as
-a number of tokens that does not grow, and takes as long as reading another number of tokens.
+a number of tokens that does not grow, and takes as long as reading another number of tokens. Room is counted in group
+tokens (`attention/footprint.py`): what windows keep counts for each sequence, whether it is shared or not.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.requests.prefix import KvHolder, Prefix, SharedBlocks
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.tally import Tally
@@ -75,10 +77,9 @@ class Placement:
 
     Args:
         capacity: tokens of each R-rank.
-        block_tokens: unit of allocation, to which every sequence is rounded up.
+        footprint: what a sequence or prefix takes of it.
         lanes: of the S-rank.
         speeds: at which R-ranks attend, relative to each other; None if they are alike.
-        state_tokens: that the recurrent state of a sequence or prefix counts as.
         state_load: tokens that take as long to attend to as the recurrent state of a sequence takes.
 
     Attributes:
@@ -88,26 +89,29 @@ class Placement:
     def __init__(
         self,
         capacity: Sequence[int],
-        block_tokens: int,
+        footprint: Footprint,
         lanes: int,
         speeds: Sequence[float] | None = None,
-        state_tokens: int = 0,
         state_load: int = 0,
     ):
         self.capacity, self.largest = tuple(capacity), max(capacity)
-        self.block_tokens, self.state_tokens, self.state_load = block_tokens, state_tokens, state_load
+        self.footprint, self.state_load = footprint, state_load
+        self._room = [tokens * footprint.groups for tokens in capacity]
         self._speeds = np.ones(len(capacity)) if speeds is None else np.array(speeds, np.float64)
         self._held: list[set[KvHolder]] = [set() for _ in capacity]
         self._counts = np.zeros(len(self.capacity), np.int64)  # of those held
-        self._final = Tally(len(self.capacity))  # what they take in the end
+        self._final = Tally(len(self.capacity), footprint.whole)  # what they take in the end
         self._decoding = [Trajectories(state_load) for _ in range(lanes)]
         self.lacking: set[int] = set()
 
+    @property
+    def block_tokens(self) -> int:
+        """Return the unit of allocation, to which every sequence is rounded up."""
+        return self.footprint.block_tokens
+
     def tokens(self, holders: Iterable[KvHolder]) -> int:
-        """Return what sequences and prefixes take in the end, all together."""
-        holders = list(holders)
-        own = sum(map(self._own, holders))
-        return own + sum(blocks.tokens for blocks in {s.shared_blocks for s in holders if s.shared_blocks})
+        """Return what sequences and prefixes take of a capacity in the end, all together."""
+        return -(-self._taken(list(holders)) // self.footprint.groups)
 
     def attention_load(self, new: SequenceState) -> Load:
         """Return the tokens that each R-rank attends to for `new`'s lane over the steps in which it decodes."""
@@ -135,13 +139,13 @@ class Placement:
         They share no blocks with those it holds but prefixes.
         """
         extra = list(extra)
-        if self._final.tokens[rank] + self.tokens(extra) <= self.capacity[rank]:
+        if self._final.tokens[rank] + self._taken(extra) <= self._room[rank]:
             return True
-        return self._peak([*self._held[rank], *extra]) <= self.capacity[rank]
+        return self._peak([*self._held[rank], *extra]) <= self._room[rank]
 
     def holds_alone(self, rank: int, sequence: SequenceState) -> bool:
         """Return whether an R-rank has room for all that a sequence may take, if it holds nothing else."""
-        return self._round(sequence.final_length) + self.state_tokens <= self.capacity[rank]
+        return self.footprint.tokens(sequence.final_length) <= self._room[rank]
 
     def add(self, sequence: SequenceState) -> None:
         """Count a sequence on its R-rank."""
@@ -189,23 +193,24 @@ class Placement:
         self._counts[rank] -= 1
         self._final.remove(rank, self._own(holder), holder.shared_blocks)
 
-    def _own(self, holder: KvHolder) -> int:
-        """Return the tokens that a sequence or prefix takes in the end beside those that it shares."""
-        return self._round(holder.final_length) - holder.shared + self.state_tokens
+    def _taken(self, holders: Sequence[KvHolder]) -> int:
+        """Return the group tokens that sequences and prefixes take in the end."""
+        shared = {s.shared_blocks for s in holders if s.shared_blocks}
+        return sum(map(self._own, holders)) + self.footprint.whole * sum(blocks.tokens for blocks in shared)
 
-    def _round(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens) * self.block_tokens
+    def _own(self, holder: KvHolder) -> int:
+        """Return the group tokens that a sequence or prefix takes in the end beside those that it shares."""
+        return self.footprint.tokens(holder.final_length, holder.shared)
 
     def _peak(self, holders: list[KvHolder]) -> int:
-        """Return the most tokens that they take at any step."""
+        """Return the most group tokens that they take at any step."""
         prompt, final, end = self._courses(holders)
         shared = np.array([s.shared for s in holders])
         at = np.unique(end + 1)[:, None]  # a slot is freed by the next plan of its lane, one step after the end
         held = np.maximum(prompt, final - np.maximum(end - at, 0))
-        tokens = -(-held // self.block_tokens) * self.block_tokens - shared + self.state_tokens
-        load = np.where(end + 1 >= at, tokens, 0).sum(axis=1)
+        load = np.where(end + 1 >= at, self.footprint.tokens(held, shared), 0).sum(axis=1)
         for blocks, last in _last_steps(holders, end.tolist()).items():
-            load += np.where(last + 1 >= at[:, 0], blocks.tokens, 0)
+            load += np.where(last + 1 >= at[:, 0], self.footprint.whole * blocks.tokens, 0)
         return int(load.max())
 
     def _courses(self, holders: list[KvHolder]) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+from hpcdecode.attention.footprint import WHOLE, Footprint
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.requests.swapped import SwapTicket
 
@@ -14,8 +15,9 @@ class Swaps:
 
     Args:
         chunks: of the tiers of each R-rank.
-        chunk_tokens: tokens of a chunk, the same on all.
-        rates: tokens that each R-rank writes, or reads, in a second.
+        chunk_tokens: group tokens of a chunk, the same on all.
+        rates: group tokens that each R-rank writes, or reads, in a second.
+        footprint: what a sequence takes.
 
     Attributes:
         prefill_seconds: of a token, as this job has taken so far; 0 until that is known.
@@ -23,8 +25,9 @@ class Swaps:
         failures: sequences that a tier did not bring back.
     """
 
-    def __init__(self, chunks: Sequence[int], chunk_tokens: int, rates: Sequence[float]):
+    def __init__(self, chunks: Sequence[int], chunk_tokens: int, rates: Sequence[float], footprint: Footprint = WHOLE):
         self.chunks, self.chunk_tokens, self.rates = tuple(chunks), chunk_tokens, tuple(rates)
+        self.footprint = footprint
         self.prefill_seconds = 0.0
         self.moved = self.moved_tokens = self.failures = 0
         self._free = list(chunks)
@@ -34,10 +37,11 @@ class Swaps:
     def take(self, rank: int, tokens: int) -> SwapTicket | None:
         """Return a ticket for a sequence of an R-rank; None if there is no room, or prefilling it again is cheaper.
 
-        It is cheaper if a token takes less time to prefill than to write and to read.
+        It is cheaper if its tokens take less time to prefill than what is kept of them to write and to read.
         """
-        chunks = -(-tokens // self.chunk_tokens)
-        if chunks > self._free[rank] or self.prefill_seconds * self.rates[rank] < 2:
+        kept = self.footprint.tokens(tokens)
+        chunks = -(-kept // self.chunk_tokens)
+        if chunks > self._free[rank] or self.prefill_seconds * self.rates[rank] * tokens < 2 * kept:
             return None
         ticket = SwapTicket(rank, next(self._numbers), chunks)
         self._held[ticket.number] = ticket

@@ -12,13 +12,15 @@ class Tally:
 
     Args:
         ranks: number of R-ranks.
+        whole: what a token of shared blocks counts as.
 
     Attributes:
         tokens: by R-rank.
     """
 
-    def __init__(self, ranks: int):
+    def __init__(self, ranks: int, whole: int = 1):
         self.tokens = [0] * ranks
+        self._whole = whole
         self._users: Counter[SharedBlocks] = Counter()
 
     def add(self, rank: int, own: int, blocks: SharedBlocks | None) -> None:
@@ -26,7 +28,7 @@ class Tally:
         self.tokens[rank] += own
         if blocks:
             if not self._users[blocks]:
-                self.tokens[rank] += blocks.tokens
+                self.tokens[rank] += self._whole * blocks.tokens
             self._users[blocks] += 1
 
     def remove(self, rank: int, own: int, blocks: SharedBlocks | None) -> None:
@@ -35,5 +37,5 @@ class Tally:
         if blocks:
             self._users[blocks] -= 1
             if not self._users[blocks]:
-                self.tokens[rank] -= blocks.tokens
+                self.tokens[rank] -= self._whole * blocks.tokens
                 del self._users[blocks]

@@ -69,7 +69,8 @@ Bad arguments raise ValueError or TypeError before anything changes.)");
             "__init__",
             [](KvCache* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
                int max_sequences, std::optional<int> block_tokens, int threads, const std::vector<int>& cpus,
-               const std::string& isa, const std::vector<int>& nodes, bool team, int range_blocks, int frames) {
+               const std::string& isa, const std::vector<int>& nodes, bool team, int range_blocks, int frames,
+               bool windowed) {
                 new (e) KvCache(layers, {parse_kv_type(kv_dtype),
                                          capacity_tokens,
                                          max_sequences,
@@ -79,11 +80,12 @@ Bad arguments raise ValueError or TypeError before anything changes.)");
                                          isa,
                                          nodes,
                                          team,
-                                         {range_blocks, frames}});
+                                         {range_blocks, frames},
+                                         windowed});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
             nb::arg("block_tokens").none(), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"), nb::arg("nodes"),
-            nb::arg("team"), nb::arg("range_blocks") = 0, nb::arg("frames") = 0,
+            nb::arg("team"), nb::arg("range_blocks") = 0, nb::arg("frames") = 0, nb::arg("windowed") = false,
             R"(Reserve the address space of a KV cache; memory is touched when it is used.
 
 Args:
@@ -99,6 +101,7 @@ Args:
     team: True to run on the process's OpenMP threads.
     range_blocks: Blocks of a page, or 0 if every block has a place of its own.
     frames: Number of pages of any layer that memory has room for.
+    windowed: Whether sequences give up the blocks that left a layer's window (see layer_groups).
 
 Raises:
     RuntimeError: If the system maps no more memory.)")
@@ -148,7 +151,8 @@ Raises:
         .def_prop_ro(
             "capacity_tokens", [](const KvCache& e) { return e.pool().capacity_tokens(); }, "Tokens of all blocks.")
         .def_prop_ro(
-            "free_blocks", [](const KvCache& e) { return e.pool().free_blocks(); }, "Number of free blocks.")
+            "free_blocks", [](const KvCache& e) { return e.pool().free_blocks() / e.pool().groups(); },
+            "Number of free blocks over all layers.")
         .def_prop_ro(
             "node_free_blocks",
             [](const KvCache& e) {
@@ -196,6 +200,18 @@ Raises:
         },
         nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens").none(),
         "Return (bytes of a block over all layers, tokens of a block).");
+    m.def(
+        "layer_groups",
+        [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, std::optional<int> block_tokens) {
+            std::vector<LayerLayout> out =
+                lay_out(layers, parse_kv_type(kv_dtype), block_tokens.value_or(kDefaultBlockTokens));
+            const LayerGroups groups = group_layers(out);
+            std::vector<std::pair<int64_t, bool>> windows;
+            for (const Window& w : groups.windows) windows.emplace_back(w.size, w.chunked);
+            return std::make_pair(groups.block_bytes, windows);
+        },
+        nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens").none(),
+        "Return (bytes of a block, (window or 0, chunked) of each group of layers) of windowed KV caches.");
     nb::class_<ReadProbe>(m, "ReadProbe", "A buffer of huge pages and the threads that read it.")
         .def(nb::init<size_t, int, const std::vector<int>&, const std::string&, const std::vector<int>&>(),
              nb::arg("bytes"), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"),

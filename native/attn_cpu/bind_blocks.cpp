@@ -39,7 +39,8 @@ void bind_blocks(nb::module_& m, nb::class_<KvCache>& kv_cache) {
              "Copy what copy_out has given into the blocks of a slot.")
         .def_prop_ro(
             "block_bytes", [](const KvCache& e) { return e.pool().block_bytes(); },
-            "Bytes of a block over all layers.");
+            "Bytes of a block over all layers, or those of its group.")
+        .def("held_blocks", &KvCache::held_blocks, nb::arg("slot"), "Return how many blocks a slot holds.");
     m.def("crc32c", &checksum<crc32c>, nb::arg("data"), nb::sig("def crc32c(data: _Bytes) -> int"),
           "Return the CRC-32C of data.");
     m.def("crc32c_by_table", &checksum<crc32c_by_table>, nb::arg("data"),

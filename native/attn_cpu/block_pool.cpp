@@ -20,30 +20,45 @@ std::vector<int64_t> bounds_of(const NumaNodes& nodes, int64_t blocks, int range
     return range_blocks == 0 ? nodes.cut(blocks) : PlacedPages::bounds(blocks, range_blocks);
 }
 
-size_t place(std::vector<LayerLayout>& layers, int32_t blocks, const FrameOptions& frames) {
-    if (frames.range_blocks > 0) {
-        for (LayerLayout& l : layers) l.offset = 0;
-        return layers.front().block_bytes * frames.range_blocks * frames.frames;
-    }
-    size_t at = 0;
-    for (LayerLayout& l : layers) {
-        l.offset = at;
-        at += (l.block_bytes * blocks + 4095) / 4096 * 4096;
-    }
-    return at;
-}
-
 }  // namespace
 
+BlockPool::Layout BlockPool::lay_out_pool(const std::vector<LayerShape>& shapes, KvType type, int block_tokens,
+                                          bool framed, bool windowed) {
+    if (framed && windowed) throw std::invalid_argument("windowed: expected a KV cache without frames");
+    Layout out{lay_out(shapes, type, block_tokens), {Window{}}, {}};
+    if (windowed) {
+        LayerGroups groups = group_layers(out.layers);
+        if (groups.windows.size() > 1 || groups.windows.front()) {
+            for (LayerLayout& l : out.layers) l.stride = groups.block_bytes;
+            out.groups = std::move(groups.windows);
+            out.strips = {{0, groups.block_bytes}};
+            return out;
+        }
+    }
+    if (framed) out.layers = even_out(std::move(out.layers));
+    for (LayerLayout& l : out.layers) {
+        l.stride = l.block_bytes;
+        out.strips.push_back({0, l.block_bytes});
+    }
+    return out;
+}
+
 BlockPool::BlockPool(const std::vector<LayerShape>& layers, KvType type, int64_t capacity_tokens, int max_sequences,
-                     int block_tokens, const NumaNodes& nodes, const FrameOptions& frames)
-    : BlockTable(block_tokens, bounds_of(nodes, count_blocks(capacity_tokens, block_tokens), frames.range_blocks),
-                 max_sequences, frames.range_blocks > 0),
+                     int block_tokens, const NumaNodes& nodes, const FrameOptions& frames, bool windowed)
+    : BlockPool(lay_out_pool(layers, type, block_tokens, frames.range_blocks > 0, windowed), type, capacity_tokens,
+                max_sequences, block_tokens, nodes, frames) {}
+
+BlockPool::BlockPool(Layout layout, KvType type, int64_t capacity_tokens, int max_sequences, int block_tokens,
+                     const NumaNodes& nodes, const FrameOptions& frames)
+    : BlockTable(
+          block_tokens,
+          bounds_of(nodes, count_blocks(capacity_tokens, block_tokens, layout.groups.size()), frames.range_blocks),
+          max_sequences, frames.range_blocks > 0, layout.groups),
       type_(type),
-      layers_(frames.range_blocks > 0 ? even_out(lay_out(layers, type, block_tokens))
-                                      : lay_out(layers, type, block_tokens)),
+      layers_(std::move(layout.layers)),
+      strips_(std::move(layout.strips)),
       placed_(frames, BlockTable::nodes()),
-      arena_(place(layers_, block_count(), frames)),
+      arena_(place()),
       used_pages_(arena_.size() / kHugePage + 1) {
     if (framed()) {
         found_.resize(max_sequences);
@@ -51,9 +66,28 @@ BlockPool::BlockPool(const std::vector<LayerShape>& layers, KvType type, int64_t
     }
     const std::vector<int64_t> bounds = nodes.cut(block_count());
     for (int i = 0; i < nodes.count(); ++i)
-        for (const LayerLayout& l : layers_)
-            arena_.bind(l.offset + bounds[i] * l.block_bytes, (bounds[i + 1] - bounds[i]) * l.block_bytes,
+        for (const Strip& s : strips_)
+            arena_.bind(s.offset + bounds[i] * s.block_bytes, (bounds[i + 1] - bounds[i]) * s.block_bytes,
                         nodes.number(i));
+}
+
+// Says where the strips lie, and their layers; returns the bytes of the arena. Pages have frames in their place.
+size_t BlockPool::place() {
+    if (framed()) return layers_.front().block_bytes * placed_.blocks();
+    size_t end = 0;
+    for (Strip& s : strips_) {
+        s.offset = end;
+        end += (s.block_bytes * block_count() + 4095) / 4096 * 4096;
+    }
+    if (groups() == 1 && strips_.size() == layers_.size())
+        for (size_t i = 0; i < layers_.size(); ++i) layers_[i].offset = strips_[i].offset;
+    return end;
+}
+
+size_t BlockPool::block_bytes() const {
+    size_t total = 0;
+    for (const Strip& s : strips_) total += s.block_bytes;
+    return total;
 }
 
 std::vector<size_t> BlockPool::extend(const int32_t* slots, const int32_t* counts, int n) {
@@ -62,24 +96,16 @@ std::vector<size_t> BlockPool::extend(const int32_t* slots, const int32_t* count
         copies_.insert(copies_.end(), copies.begin(), copies.end());
         return {};
     }
-    for (const Copy& copy : copies) {
-        for (const LayerLayout& l : layers_) {
-            uint8_t* base = arena_.data() + l.offset;
-            std::memcpy(base + copy.second * l.block_bytes, base + copy.first * l.block_bytes, l.block_bytes);
-        }
-    }
+    for (const Copy& copy : copies)
+        for (const Strip& s : strips_) std::memcpy(at(s, copy.second), at(s, copy.first), s.block_bytes);
     std::vector<size_t> pages;
-    for (int i = 0; i < n; ++i) {
-        const std::vector<int32_t>& held = blocks(slots[i]);
-        const int64_t before = (length(slots[i]) - counts[i] + block_tokens() - 1) / block_tokens();
-        for (size_t b = before; b < held.size(); ++b) use(held[b], pages);
-    }
+    for (const int32_t block : taken()) use(block, pages);
     return pages;
 }
 
 void BlockPool::use(int32_t block, std::vector<size_t>& pages) {
-    for (const LayerLayout& l : layers_) {
-        const size_t begin = l.offset + block * l.block_bytes, end = begin + l.block_bytes;
+    for (const Strip& s : strips_) {
+        const size_t begin = s.offset + block * s.block_bytes, end = begin + s.block_bytes;
         for (size_t page = begin / kHugePage; page * kHugePage < end; ++page) {
             if (!used_pages_[page]) pages.push_back(page);
             used_pages_[page] = true;
@@ -89,8 +115,19 @@ void BlockPool::use(int32_t block, std::vector<size_t>& pages) {
 
 HeadView BlockPool::view(int layer, int head, int slot) const {
     const LayerLayout& l = layers_[layer];
-    const std::vector<int32_t>& held = framed() ? found_[slot] : blocks(slot);
-    return {arena_.data() + l.offset + head * l.head.head_bytes, held.data(), l.block_bytes, &l.head};
+    const std::vector<int32_t>& held = framed() ? found_[slot] : blocks(slot, l.group);
+    return {arena_.data() + l.offset + head * l.head.head_bytes, held.data(), l.stride, &l.head};
+}
+
+void BlockPool::check_seen(int layer, const int32_t* slots, const int32_t* counts, int n) const {
+    const LayerLayout& l = layers_[layer];
+    for (int i = 0; groups() > 1 && i < n; ++i) {
+        if (counts[i] < 2) continue;
+        const int64_t end = length(slots[i]), first = l.shape.window.first(end - counts[i] + 1);
+        if (first / block_tokens() >= first_held(l.group, end)) continue;
+        throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": its last " + std::to_string(counts[i]) +
+                                    " positions see some that have left the window; expected 1 at a time");
+    }
 }
 
 void BlockPool::find_blocks(const int32_t* slots, const int32_t* counts, int n, bool all) {
@@ -112,36 +149,34 @@ void BlockPool::copy_block(int32_t from, int32_t to) {
 
 HeadView BlockPool::index_view(int layer, int slot) const {
     const LayerLayout& l = layers_[layer];
-    return {arena_.data() + l.offset + l.index_at, blocks(slot).data(), l.block_bytes, &l.index};
+    return {arena_.data() + l.offset + l.index_at, blocks(slot, l.group).data(), l.stride, &l.index};
 }
 
-int64_t BlockPool::check_blocks(int slot, int64_t first, size_t size) const {
-    const int64_t held = (length(slot) + block_tokens() - 1) / block_tokens();
-    const int64_t count = static_cast<int64_t>(size / block_bytes());
+std::vector<int32_t> BlockPool::some_blocks(int slot, int64_t first, size_t size) const {
+    std::vector<int32_t> some = length(slot) > 0 ? held_blocks(slot) : std::vector<int32_t>{};
+    const auto held = static_cast<int64_t>(some.size()), count = static_cast<int64_t>(size / block_bytes());
     if (size % block_bytes() != 0 || first < 0 || first > held || count > held - first) {
         throw std::invalid_argument("slot " + std::to_string(slot) + " holds " + std::to_string(held) + " blocks of " +
                                     std::to_string(block_bytes()) + " bytes: expected some of them from block " +
                                     std::to_string(first) + " on, got " + std::to_string(size) + " bytes");
     }
-    return count;
+    return {some.begin() + first, some.begin() + first + count};
 }
 
 void BlockPool::copy_out(int slot, int64_t first, uint8_t* to, size_t size) const {
-    const int64_t count = check_blocks(slot, first, size);
-    for (int64_t b = first; b < first + count; ++b) {
-        for (const LayerLayout& l : layers_) {
-            std::memcpy(to, arena_.data() + l.offset + blocks(slot)[b] * l.block_bytes, l.block_bytes);
-            to += l.block_bytes;
+    for (const int32_t block : some_blocks(slot, first, size)) {
+        for (const Strip& s : strips_) {
+            std::memcpy(to, at(s, block), s.block_bytes);
+            to += s.block_bytes;
         }
     }
 }
 
 void BlockPool::copy_in(int slot, int64_t first, const uint8_t* from, size_t size) {
-    const int64_t count = check_blocks(slot, first, size);
-    for (int64_t b = first; b < first + count; ++b) {
-        for (const LayerLayout& l : layers_) {
-            std::memcpy(arena_.data() + l.offset + blocks(slot)[b] * l.block_bytes, from, l.block_bytes);
-            from += l.block_bytes;
+    for (const int32_t block : some_blocks(slot, first, size)) {
+        for (const Strip& s : strips_) {
+            std::memcpy(arena_.data() + s.offset + block * s.block_bytes, from, s.block_bytes);
+            from += s.block_bytes;
         }
     }
 }

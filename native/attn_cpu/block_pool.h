@@ -1,5 +1,8 @@
 // The memory of a paged KV cache: a block table, and an arena with the blocks of every layer.
 //
+// Blocks of a layer lie side by side. Or layers are in groups, by their windows: then a block has the layers of one of
+// them, side by side, and sequences hold only what windows still see.
+//
 // Or with as many of them as fit: then it has frames for pages, which the owner moves; see placed_pages.h.
 #pragma once
 #include <algorithm>
@@ -17,7 +20,7 @@ namespace hpcdecode {
 class BlockPool : public BlockTable {
   public:
     BlockPool(const std::vector<LayerShape>& layers, KvType type, int64_t capacity_tokens, int max_sequences,
-              int block_tokens, const NumaNodes& nodes, const FrameOptions& frames = {});
+              int block_tokens, const NumaNodes& nodes, const FrameOptions& frames = {}, bool windowed = false);
 
     // Extends the block table and makes the copies that forked blocks need. Returns the huge pages that hold new blocks
     // and held none before.
@@ -39,11 +42,20 @@ class BlockPool : public BlockTable {
     void copy_block(int32_t from, int32_t to);  // within a layer, as the pages were placed last
     std::vector<Copy> take_copies() { return std::exchange(copies_, {}); }  // what `extend` has left to be copied
 
-    // Copies whole blocks of a slot, from its block `first` on, out of the arena or into it. In the buffer a block has
-    // the bytes of all layers, layer by layer. Throws std::invalid_argument for blocks that the slot does not hold.
+    // Throws std::invalid_argument unless slots hold what their last counts[i] positions see at a layer.
+    void check_seen(int layer, const int32_t* slots, const int32_t* counts, int n) const;
+
+    // Returns the first of the last `count` positions of a sequence that has a place at a layer.
+    int64_t first_written(int layer, int64_t length, int64_t count) const {
+        return std::max(length - count, first_held(layers_[layer].group, length) * block_tokens());
+    }
+
+    // Copies whole blocks of a slot, from the one on that it holds as number `first`, out of the arena or into it. In
+    // the buffer a block has the bytes of all its layers, layer by layer. Throws std::invalid_argument for blocks that
+    // the slot does not hold.
     void copy_out(int slot, int64_t first, uint8_t* to, size_t size) const;
     void copy_in(int slot, int64_t first, const uint8_t* from, size_t size);
-    size_t block_bytes() const { return bytes_per_block(layers_); }
+    size_t block_bytes() const;
 
     const std::vector<LayerLayout>& layers() const { return layers_; }
     KvType type() const { return type_; }
@@ -51,11 +63,31 @@ class BlockPool : public BlockTable {
     const uint8_t* data() const { return arena_.data(); }
 
   private:
-    int64_t check_blocks(int slot, int64_t first, size_t size) const;  // returns their number
+    // Memory in which blocks lie side by side, or those of one layer.
+    struct Strip {
+        size_t offset, block_bytes;
+    };
+    // What a layout needs before there is an arena.
+    struct Layout {
+        std::vector<LayerLayout> layers;
+        std::vector<Window> groups;
+        std::vector<Strip> strips;
+    };
+    static Layout lay_out_pool(const std::vector<LayerShape>& layers, KvType type, int block_tokens, bool framed,
+                               bool windowed);
+
+    BlockPool(Layout layout, KvType type, int64_t capacity_tokens, int max_sequences, int block_tokens,
+              const NumaNodes& nodes, const FrameOptions& frames);
+    size_t place();
+    std::vector<int32_t> some_blocks(int slot, int64_t first, size_t size) const;
     void use(int32_t block, std::vector<size_t>& pages);
+    uint8_t* at(const Strip& strip, int32_t block) const {
+        return arena_.data() + strip.offset + block * strip.block_bytes;
+    }
 
     KvType type_;
     std::vector<LayerLayout> layers_;
+    std::vector<Strip> strips_;
     PlacedPages placed_;
     Arena arena_;
     std::vector<bool> used_pages_;

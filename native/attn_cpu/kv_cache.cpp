@@ -29,7 +29,7 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
       workers_(make_workers(o.team, o.threads, o.cpus)),
       nodes_(o.threads, o.cpus, o.nodes),
       queues_(nodes_.count()),
-      pool_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens, nodes_, o.frames),
+      pool_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens, nodes_, o.frames, o.windowed),
       choices_(o.max_sequences),
       rooms_(o.threads),
       scratch_(o.threads),
@@ -87,7 +87,7 @@ AppendArgs KvCache::new_rows(const Call& call, const SequencePlan& s, int head, 
 
 void KvCache::write_rows(const Call& call, const SequencePlan& s, int head) {
     if (call.layout->entries > 0) return write_entries(call, s);
-    const AppendArgs own = new_rows(call, s, head, s.length - s.count, s.length);
+    const AppendArgs own = new_rows(call, s, head, pool_.first_written(call.layer, s.length, s.count), s.length);
     table_.append[static_cast<int>(pool_.type())](own);
     if (head > 0 || !call.layout->shape.has_indexer()) return;
     AppendArgs keys = own;
@@ -245,6 +245,7 @@ void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int
     const LayerLayout& l = pool_.layers()[layer];
     const LayerShape& shape = l.shape;
     check_attend(shape, pool_.check_written(slots, counts, n), qkv, out, sinks, sink_count);
+    pool_.check_seen(layer, slots, counts, n);
     make_plan(layer, slots, counts, n);
     Call call{this, layer, &l, &qkv, &out, shape.q_columns(), sinks, &plan_, nullptr};
     if (shape.chooses()) choose_all(call, slots, counts, n);
@@ -274,16 +275,6 @@ void KvCache::truncate(int slot, int64_t length) {
 int64_t KvCache::length(int slot) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return pool_.length(slot);
-}
-
-void KvCache::copy_out(int slot, int64_t first, uint8_t* to, size_t size) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    pool_.copy_out(slot, first, to, size);
-}
-
-void KvCache::copy_in(int slot, int64_t first, const uint8_t* from, size_t size) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    pool_.copy_in(slot, first, from, size);
 }
 
 void KvCache::check() {

@@ -26,6 +26,7 @@ struct KvCacheOptions {
     std::vector<int> nodes;  // NUMA node of each of `cpus`; empty: unknown
     bool team = false;       // run on torch's threads
     FrameOptions frames{};
+    bool windowed = false;  // drop what leaves windows
 };
 
 // A paged KV cache. hpcdecode/_attn_cpu.pyi describes the methods.
@@ -43,6 +44,7 @@ class KvCache {
     void fork(int src, int dst);
     void truncate(int slot, int64_t length);
     int64_t length(int slot);
+    int64_t held_blocks(int slot);  // their number
     void copy_out(int slot, int64_t first, uint8_t* to, size_t size);
     void copy_in(int slot, int64_t first, const uint8_t* from, size_t size);
     void check();

@@ -35,6 +35,7 @@ void KvItems::check(const LayerRows& r) {
     const int64_t attending = std::accumulate(r.counts, r.counts + r.n, int64_t{0});
     check_append(shape, all - attending, r.kv);
     check_attend(shape, attending, r.qkv, r.out, r.sinks, r.sink_count);
+    cache_.pool_.check_seen(r.layer, r.slots, r.counts, r.n);
 }
 
 void KvItems::cut_appends() {
@@ -56,8 +57,9 @@ void KvItems::cut_appends() {
     std::vector<int64_t> bounds(pool.nodes() + 1, 0);
     for (int32_t i = 0; i < rows_.prompts; ++i) {
         const SequencePlan& s = appended_[i];
-        bytes_ += static_cast<int64_t>(static_cast<double>(s.count * l.shape.kv_heads) * l.token_head_bytes);
-        for (int64_t begin = s.length - s.count; begin < s.length;) {
+        const int64_t first = pool.first_written(rows_.layer, s.length, s.count);
+        bytes_ += static_cast<int64_t>(static_cast<double>((s.length - first) * l.shape.kv_heads) * l.token_head_bytes);
+        for (int64_t begin = first; begin < s.length;) {
             const int64_t end = std::min(s.length, (begin / kAppendTokens + 1) * kAppendTokens);
             for (int32_t head = 0; head < l.shape.kv_heads; ++head) appends_.push_back({i, head, begin, end});
             begin = end;

@@ -12,6 +12,8 @@ struct LayerLayout {
     HeadLayout head;
     size_t block_bytes;       // all KV heads of one block
     size_t offset;            // of block 0 in the arena
+    size_t stride;            // from block to block
+    int group;                // of layers with blocks of their own
     double token_head_bytes;  // stored bytes of one token and KV head
     HeadLayout index;         // of the indexer's keys, as keys of one head; nothing without an indexer
     size_t index_at;          // of them in a block
@@ -45,5 +47,15 @@ KvType index_type(KvType type);
 // Throws std::invalid_argument for shapes that make no sense.
 std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens);
 size_t bytes_per_block(const std::vector<LayerLayout>& layers);
+
+// Groups of layers that share blocks, all of which have as many bytes, so that any group can take any block.
+struct LayerGroups {
+    std::vector<Window> windows;  // of each group: none if it keeps all tokens
+    size_t block_bytes;
+};
+
+// Puts layers with equal windows in groups, and says where each lies in a block, in `offset` and `group`. Layers with
+// compressed entries keep all tokens, as these lie among them. Of sizes that waste equally little the largest counts.
+LayerGroups group_layers(std::vector<LayerLayout>& layers);
 
 }  // namespace hpcdecode

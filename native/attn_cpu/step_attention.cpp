@@ -70,18 +70,18 @@ void StepAttention::attend(int layer, int thread, const SequenceRows& rows) {
 }
 
 int64_t StepAttention::foresee(int layer, const SequenceRows& rows, std::vector<Lines>& lines) const {
-    const LayerShape& shape = cache_.pool_.layers()[layer].shape;
+    const LayerLayout& l = cache_.pool_.layers()[layer];
     int64_t bytes = 0, count = 0;
     for (; count < rows.count && bytes < kForeseenBytes; ++count) {
         const int32_t slot = slots_[rows.first + count * rows.step];
         const HeadView view = cache_.pool_.view(layer, 0, slot);
         const int64_t tokens = view.layout->block_tokens, length = cache_.pool_.length(slot);
-        if (shape.chooses()) continue;  // which tokens is not known yet
-        int64_t block = shape.window.first(length) / tokens;
+        if (l.shape.chooses()) continue;  // which tokens is not known yet
+        int64_t block = l.shape.window.first(length) / tokens;
         for (; block * tokens < length && bytes < kForeseenBytes; ++block) {
             const char* at = reinterpret_cast<const char*>(view.base) + view.blocks[block] * view.block_bytes;
-            lines.push_back({at, at + view.block_bytes});
-            bytes += static_cast<int64_t>(view.block_bytes);
+            lines.push_back({at, at + l.block_bytes});
+            bytes += static_cast<int64_t>(l.block_bytes);
         }
     }
     return count;

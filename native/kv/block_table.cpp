@@ -1,6 +1,7 @@
 #include "block_table.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "shape.h"
 
@@ -17,23 +18,26 @@ void check_marks(int64_t size, int64_t expected) {
 
 }  // namespace
 
-int32_t BlockTable::count_blocks(int64_t capacity_tokens, int block_tokens) {
+int32_t BlockTable::count_blocks(int64_t capacity_tokens, int block_tokens, int64_t groups) {
     check_block_tokens(block_tokens);
     if (capacity_tokens < 1) invalid("capacity_tokens: expected at least 1, got " + str(capacity_tokens));
-    const int64_t blocks = (capacity_tokens + block_tokens - 1) / block_tokens;
+    const int64_t blocks = (capacity_tokens + block_tokens - 1) / block_tokens * groups;
     if (blocks > INT32_MAX) invalid("capacity_tokens: " + str(capacity_tokens) + " needs more than 2^31 blocks");
     return static_cast<int32_t>(blocks);
 }
 
-BlockTable::BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences, bool fills)
+BlockTable::BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences, bool fills,
+                       std::vector<Window> groups)
     : block_tokens_(block_tokens),
       blocks_(static_cast<int32_t>(bounds.back())),
       fills_(fills),
+      windows_(std::move(groups)),
       bounds_(std::move(bounds)),
       free_(bounds_.size() - 1) {
     if (max_sequences < 1) invalid("max_sequences: expected at least 1, got " + str(max_sequences));
     references_.assign(blocks_, 0);
     slots_.resize(max_sequences);
+    for (Slot& s : slots_) s.blocks.resize(windows_.size());
     stamps_.assign(max_sequences, 0);
     for (int i = 0; i < nodes(); ++i) {
         free_[i].reserve(bounds_[i + 1] - bounds_[i]);
@@ -108,10 +112,12 @@ void BlockTable::check_tail(int slot, int64_t count) const {
         invalid("slot " + str(slot) + ": count " + str(count) + " does not fit its length " + str(s.length));
     }
     if (count == 0) return;
-    for (int64_t b = (s.length - count) / block_tokens_; b < static_cast<int64_t>(s.blocks.size()); ++b) {
-        if (references_[s.blocks[b]] != 1) {
-            invalid("slot " + str(slot) + ": its last " + str(count) +
-                    " positions are shared with a fork; extend first");
+    for (const std::vector<int32_t>& held : s.blocks) {
+        for (int64_t b = (s.length - count) / block_tokens_; b < static_cast<int64_t>(held.size()); ++b) {
+            if (held[b] >= 0 && references_[held[b]] != 1) {
+                invalid("slot " + str(slot) + ": its last " + str(count) +
+                        " positions are shared with a fork; extend first");
+            }
         }
     }
 }
@@ -121,6 +127,7 @@ int32_t BlockTable::take_block(int home) {
     const int32_t block = list.back();
     list.pop_back();
     references_[block] = 1;
+    taken_.push_back(block);
     return block;
 }
 
@@ -128,8 +135,36 @@ void BlockTable::drop_block(int32_t block) {
     if (--references_[block] == 0) free_[node_of(block)].push_back(block);
 }
 
-bool BlockTable::tail_shared(const Slot& s) const {
-    return s.length % block_tokens_ != 0 && references_[s.blocks.back()] > 1;
+// Returns whether a slot that grows to `length` writes to its last block of a group, which others hold, too.
+bool BlockTable::copies_tail(const Slot& s, int group, int64_t length) const {
+    if (length == s.length || s.length % block_tokens_ == 0) return false;
+    return s.length / block_tokens_ >= first_held(group, length) && references_[s.blocks[group].back()] > 1;
+}
+
+// Returns how many blocks of a group a slot lacks to grow to `length`.
+int64_t BlockTable::missing(const Slot& s, int group, int64_t length) const {
+    return blocks_for(length) - std::max<int64_t>(s.blocks[group].size(), first_held(group, length));
+}
+
+// Drops the blocks that are of no use to a sequence of `length`; notes them in `left`.
+void BlockTable::leave_windows(Slot& s, int64_t length, std::vector<Left>& left) {
+    for (int g = 0; g < groups(); ++g) {
+        std::vector<int32_t>& held = s.blocks[g];
+        const int64_t end = std::min<int64_t>(first_held(g, length), held.size());
+        for (int64_t b = first_held(g, s.length); b < end; ++b) {
+            left.push_back({&held[b], held[b]});
+            drop_block(held[b]);
+            held[b] = -1;
+        }
+    }
+}
+
+// Takes back what `leave_windows` has dropped last.
+void BlockTable::take_back(const std::vector<Left>& left) {
+    for (auto l = left.rbegin(); l != left.rend(); ++l) {
+        *l->place = l->block;
+        if (references_[l->block]++ == 0) free_[node_of(l->block)].pop_back();
+    }
 }
 
 std::vector<BlockTable::Copy> BlockTable::extend(const int32_t* slots, const int32_t* counts, int n) {
@@ -137,28 +172,35 @@ std::vector<BlockTable::Copy> BlockTable::extend(const int32_t* slots, const int
     for (int i = 0; i < n; ++i)
         if (counts[i] < 0) invalid("count " + str(counts[i]) + " of slot " + str(slots[i]) + " is negative");
 
+    std::vector<Left> left;
+    for (int i = 0; i < n; ++i) leave_windows(slots_[slots[i]], slots_[slots[i]].length + counts[i], left);
     // All but the last holder copy a shared, partly filled last block; so holders leave one by one.
     int64_t needed = 0;
-    std::vector<int> copying;
+    std::vector<std::pair<int, int>> copying;  // slots and groups
     for (int i = 0; i < n; ++i) {
         const Slot& s = slots_[slots[i]];
-        needed += blocks_for(s.length + counts[i]) - static_cast<int64_t>(s.blocks.size());
-        if (counts[i] == 0 || !s.open || !tail_shared(s)) continue;
-        --references_[s.blocks.back()];
-        copying.push_back(slots[i]);
+        const int64_t length = s.length + counts[i];
+        for (int g = 0; g < groups(); ++g) {
+            needed += missing(s, g, length);
+            if (!copies_tail(s, g, length)) continue;
+            --references_[s.blocks[g].back()];
+            copying.emplace_back(slots[i], g);
+        }
     }
     needed += static_cast<int64_t>(copying.size());
     if (needed > free_blocks()) {
-        for (int slot : copying) ++references_[slots_[slot].blocks.back()];
-        throw CapacityError("KV cache full: " + str(needed * block_tokens_) + " tokens needed, " +
-                            str(free_blocks() * block_tokens_) + " free of " + str(capacity_tokens()) + " (blocks of " +
+        for (const auto& [slot, g] : copying) ++references_[slots_[slot].blocks[g].back()];
+        take_back(left);
+        throw CapacityError("KV cache full: " + str(tokens_of(needed)) + " tokens needed, " +
+                            str(tokens_of(free_blocks())) + " free of " + str(capacity_tokens()) + " (blocks of " +
                             str(block_tokens_) +
                             "); lower the batch or the token limit, or give the KV cache more memory");
     }
 
+    taken_.clear();
     std::vector<Copy> copies;
-    for (int slot : copying) {
-        int32_t& tail = slots_[slot].blocks.back();
+    for (const auto& [slot, g] : copying) {
+        int32_t& tail = slots_[slot].blocks[g].back();
         copies.emplace_back(tail, take_block(slots_[slot].home));
         tail = copies.back().second;
     }
@@ -167,8 +209,13 @@ std::vector<BlockTable::Copy> BlockTable::extend(const int32_t* slots, const int
         if (!s.open) s.home = new_home();
         s.open = true;
         s.length += counts[i];
-        for (int64_t want = blocks_for(s.length); static_cast<int64_t>(s.blocks.size()) < want;)
-            s.blocks.push_back(take_block(s.home));
+        const auto want = static_cast<size_t>(blocks_for(s.length));
+        for (int g = 0; g < groups(); ++g) {
+            std::vector<int32_t>& held = s.blocks[g];
+            if (held.size() == want) continue;
+            held.resize(std::max<size_t>(held.size(), first_held(g, s.length)), -1);
+            while (held.size() < want) held.push_back(take_block(s.home));
+        }
     }
     return copies;
 }
@@ -178,9 +225,9 @@ void BlockTable::release(const int32_t* slots, int n) {
     for (int i = 0; i < n; ++i) opened(slots[i]);
     for (int i = 0; i < n; ++i) {
         Slot& s = slots_[slots[i]];
-        while (!s.blocks.empty()) {
-            drop_block(s.blocks.back());
-            s.blocks.pop_back();
+        for (std::vector<int32_t>& held : s.blocks) {
+            for (; !held.empty(); held.pop_back())
+                if (held.back() >= 0) drop_block(held.back());
         }
         s.length = 0;
         s.open = false;
@@ -193,7 +240,7 @@ void BlockTable::fork(int src, int dst) {
     opened(src);
     if (slots_[dst].open) invalid("slot " + str(dst) + " is open; release it before forking into it");
     slots_[dst] = slots_[src];
-    for (int32_t block : slots_[dst].blocks) ++references_[block];
+    for (int32_t block : held_blocks(dst)) ++references_[block];
 }
 
 void BlockTable::truncate(int slot, int64_t length) {
@@ -201,12 +248,24 @@ void BlockTable::truncate(int slot, int64_t length) {
     if (length < 0 || length > known.length) {
         invalid("slot " + str(slot) + ": cannot truncate length " + str(known.length) + " to " + str(length));
     }
+    for (int g = 0; g < groups(); ++g) {
+        if (first_held(g, length) < first_held(g, known.length))
+            invalid("slot " + str(slot) + ": cannot truncate length " + str(known.length) + " to " + str(length) +
+                    ", as tokens before its window are gone");
+    }
     Slot& s = slots_[slot];
     s.length = length;
-    while (static_cast<int64_t>(s.blocks.size()) > blocks_for(length)) {
-        drop_block(s.blocks.back());
-        s.blocks.pop_back();
+    for (std::vector<int32_t>& held : s.blocks) {
+        for (; static_cast<int64_t>(held.size()) > blocks_for(length); held.pop_back())
+            if (held.back() >= 0) drop_block(held.back());
     }
+}
+
+std::vector<int32_t> BlockTable::held_blocks(int slot) const {
+    std::vector<int32_t> all;
+    for (const std::vector<int32_t>& held : slots_[slot].blocks)
+        std::copy_if(held.begin(), held.end(), std::back_inserter(all), [](int32_t block) { return block >= 0; });
+    return all;
 }
 
 int64_t BlockTable::length(int slot) const { return opened(slot).length; }
@@ -247,12 +306,20 @@ void BlockTable::check() const {
     std::vector<int32_t> held(blocks_, 0), listed(blocks_, 0);
     for (size_t i = 0; i < slots_.size(); ++i) {
         const Slot& s = slots_[i];
-        const int64_t have = static_cast<int64_t>(s.blocks.size());
-        if (have != blocks_for(s.length) || (!s.open && have != 0)) {
-            throw std::logic_error("slot " + str(i) + ": blocks " + str(have) + " != ceil(length " + str(s.length) +
-                                   " / block_tokens " + str(block_tokens_) + ")");
+        for (int g = 0; g < groups(); ++g) {
+            const int64_t have = static_cast<int64_t>(s.blocks[g].size()), first = first_held(g, s.length);
+            if (have != blocks_for(s.length) || (!s.open && have != 0)) {
+                throw std::logic_error("slot " + str(i) + ": blocks " + str(have) + " != ceil(length " + str(s.length) +
+                                       " / block_tokens " + str(block_tokens_) + ")");
+            }
+            for (int64_t b = 0; b < have; ++b) {
+                if ((s.blocks[g][b] >= 0) != (b >= first))
+                    throw std::logic_error("slot " + str(i) + ": block " + str(s.blocks[g][b]) + " in place " + str(b) +
+                                           " of group " + str(g) + ", which holds those from place " + str(first) +
+                                           " on");
+                if (b >= first) ++held[s.blocks[g][b]];
+            }
         }
-        for (int32_t b : s.blocks) ++held[b];
     }
     for (int i = 0; i < nodes(); ++i) {
         for (int32_t b : free_[i]) {

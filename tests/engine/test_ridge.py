@@ -14,7 +14,9 @@ from hpcdecode.ranks.team import Team
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 
-SETUP = SimpleNamespace(max_positions=4096, state_tokens=0, block_tokens=16, dtype="bfloat16")
+SETUP = SimpleNamespace(
+    max_positions=4096, state_tokens=0, block_tokens=16, dtype="bfloat16", kv_dtype="bfloat16", shapes_of=lambda _: []
+)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.engine.attention_worker import AttentionWorker
@@ -24,7 +25,7 @@ def test_the_s_rank_holds_no_kv_of_decoding_sequences(checkpoint):
     model = load_split(checkpoint("llama3"), dtype="float32")
     shapes = model.attends
     store = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=4096, max_sequences=32, backend="reference")
-    placement = Placement([4096], store.block_tokens, 2)
+    placement = Placement([4096], Footprint(store.block_tokens), 2)
     feed, sink = ListFeed(prompts([(5, 9), (90, 7), (3, 1), (200, 6), (40, 12)])), Sink()
     schedulers = [Scheduler(lane, feed, placement, LaneLimits(4, 3, 9, 32, 1024), Stops()) for lane in range(2)]
     part = AttentionWorker(store, [None] * len(shapes), Timeline())

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
@@ -91,7 +92,7 @@ def assert_parity(name, open_part, device, tmp_path, monkeypatch, recorder=None)
     part = open_part(shapes, [model.sinks(i) for i in range(len(shapes))])
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     feed = ListFeed([Prompt(i, str(i), row["prompt_token_ids"], params) for i, row in enumerate(rows)])
-    placement, sink = Placement([8192], part.kv_cache.block_tokens, lanes), Sink()
+    placement, sink = Placement([8192], Footprint(part.kv_cache.block_tokens), lanes), Sink()
     schedulers = [Scheduler(i, feed, placement, LaneLimits(4, 3, 6, 256, 1024), Stops()) for i in range(lanes)]
     memory, outbox = LateMemory(device) if device else None, Outbox()
     links = [LocalLink(part, i, 16 * i, memory) for i in range(lanes)]

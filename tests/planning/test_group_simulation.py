@@ -9,6 +9,7 @@ from itertools import count
 
 import pytest
 
+from hpcdecode.attention.footprint import WHOLE
 from hpcdecode.planning import lengths
 from hpcdecode.planning.data_sheets import of_device_alone, of_devices
 from hpcdecode.planning.group_shape import member_bytes, member_unit, stage_shares
@@ -140,7 +141,7 @@ def run_events(cost, steps, r_ranks) -> float:
 
 def works_of(limits, capacity, rows):
     """What every lane does in each of its steps."""
-    feed, placement = SimulatedFeed(rows), Placement(capacity, 1, len(limits))
+    feed, placement = SimulatedFeed(rows), Placement(capacity, WHOLE, len(limits))
     lanes = [SimulatedLane(i, feed, placement, own) for i, own in enumerate(limits)]
     steps, now = [[] for _ in lanes], 0
     while not all(lane.exhausted() for lane in lanes):

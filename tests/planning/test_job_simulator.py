@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.attention.page_store import PageStore
 from hpcdecode.attention.pages import Pages
 from hpcdecode.attention.row_groups import frames_of
@@ -84,7 +85,9 @@ def test_pages_move_in_the_order_of_a_real_run(checkpoint, lanes, frames):
     paged = PagedCache(model.attends, "float32", sizes, pages, sum(lane.slots for lane in limits), BLOCK_TOKENS)
     paged.store.order = []
     cost = Cost(len(model.attends), *(getattr(FREE, name) for name in FREE.__struct_fields__[1:10]))
-    group = JobGroup(cost, [paged.capacity_tokens], limits, BLOCK_TOKENS, lambda: [RotatingRank(paged, cost)])
+    group = JobGroup(
+        cost, [paged.capacity_tokens], limits, Footprint(BLOCK_TOKENS), lambda: [RotatingRank(paged, cost)]
+    )
     outcome = simulate_job(group, lengths.of(*zip(*ROWS, strict=True)))
     assert outcome.tokens == sum(new for _, new in ROWS)
     real = caches[0].store.order
@@ -98,7 +101,7 @@ def group_of(limits, ranks=1, alone=True, capacity=1 << 14, **options):
         return [SwappingRank(COST, options.get("speed"), options.get("token_bytes", 0.0), slots) for _ in range(ranks)]
 
     rest = {name: options[name] for name in ("admission", "swaps") if name in options}
-    return JobGroup(COST, [capacity] * ranks, limits, 64, make, alone, **rest)
+    return JobGroup(COST, [capacity] * ranks, limits, Footprint(64), make, alone, **rest)
 
 
 @pytest.mark.parametrize(("ranks", "alone"), [(1, True), (2, False)])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.config import SCHEDULES
 from hpcdecode.planning import lengths
 from hpcdecode.planning.cost import Cost, LaneSeconds
@@ -49,7 +50,7 @@ def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity,
     machine = Machine(feed, stops=stops, placement=kind_of_placement, **sizes, **kind).run()
     prompt, most, _ = np.array(rows).T
     simulated = SimulatedFeed(lengths.Lengths(prompt, np.array(new), most, np.zeros(len(rows))))
-    placement = kind_of_placement(capacity, 4, lanes)
+    placement = kind_of_placement(capacity, Footprint(4), lanes)
     limits = LaneLimits(9, period, 30, 64, None, **kind)
     sim = [SimulatedLane(lane, simulated, placement, limits) for lane in range(lanes)]
     loads, ended = [], []

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from hpcdecode.attention.base import KV_DTYPES
+from hpcdecode.attention.footprint import WHOLE, Footprint
 from hpcdecode.attention.shapes import IndexerShape, LayerShape, RecurrentShape
 from hpcdecode.attention.sizes import ENDLESS_BLOCK
 from hpcdecode.cli import main
@@ -35,8 +36,8 @@ from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
 
 COST = Cost(8, [1, 512], [2e-2, 6e-2], [1, 512], [1e-3, 3e-3], 2e-6, 5e-4, 1e-8, 1e-5, 1e-5)
-STATES = KvUnit(24_576.0, 1, 3200)
-ENDLESS = KvUnit(6.0, ENDLESS_BLOCK)
+STATES = KvUnit(24_576.0, Footprint(1, 3200))
+ENDLESS = KvUnit(6.0, Footprint(ENDLESS_BLOCK))
 LINEAR = RecurrentShape(32, 16, 128, 128, 4, True, True, True, 0.1, 1, True, element_bytes=2)
 FULL_ATTENTION = LayerShape(2, 256, 256, 16, 0.1)
 LATENT = LayerShape(1, 576, 512, 128, 0.1, latent=True)
@@ -194,7 +195,7 @@ def test_r_ranks_have_equal_parts_of_tokens_and_states(state_load, expected):
     """A row of 1,000 tokens and seven of 10 on two R-ranks: states that take long are dealt out evenly."""
     prompt = [1000, *[10] * 7]
     feed = SimulatedFeed(lengths.of(prompt, [20] * 8))
-    placement = Placement([100_000] * 2, 1, 1, state_load=state_load)
+    placement = Placement([100_000] * 2, WHOLE, 1, state_load=state_load)
     lane = SimulatedLane(0, feed, placement, LaneLimits(8, 1, 19, 4096, None, schedule="fifo"))
     works = [lane.step(now) for now in range(10)]
     assert sorted(works[-1].sequences.tolist()) == expected
@@ -203,9 +204,9 @@ def test_r_ranks_have_equal_parts_of_tokens_and_states(state_load, expected):
 def test_the_load_limit_leaves_room_for_states():
     """Of 32 rows of 100 + 64 tokens at the peak, as many as fit with their states."""
     sizes = 32, 8, 120, 100.0
-    assert load_limit(*sizes, 1 << 20) == load_limit(*sizes, 1 << 20, 3200) == 32 * 164
+    assert load_limit(*sizes, 1 << 20) == load_limit(*sizes, 1 << 20, Footprint(1, 3200)) == 32 * 164
     assert load_limit(*sizes, 10 * 164) == int(0.9 * 10 * 164)
-    assert load_limit(*sizes, 10 * (164 + 3200), 3200) == int(0.9 * 10 * 164)
+    assert load_limit(*sizes, 10 * (164 + 3200), Footprint(1, 3200)) == int(0.9 * 10 * 164)
 
 
 def known(load, cost, prompts):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.planning import lengths
 from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
@@ -14,7 +15,7 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.expected import GeneratedLengths
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.optimistic import MOST_PREEMPTIONS, OptimisticPlacement
-from tests.support.families import SCHEDULED, run_families
+from tests.support.families import SCHEDULED, WINDOWED, run_families
 from tests.support.preemption import hasty_placement
 from tests.support.scheduling import ListFeed, Machine, prompts
 
@@ -28,6 +29,19 @@ CASES = {
 @settings(max_examples=50, deadline=None)
 @given(**CASES)
 def test_families_that_are_preempted_at_any_step_are_done_once(**case):
+    check_families(**case)
+
+
+@settings(max_examples=50, deadline=None)
+@given(**{**CASES, **WINDOWED})
+def test_room_that_windows_leave_is_enough(**case):
+    check_families(**case)
+
+
+@pytest.mark.full
+@settings(max_examples=2000, deadline=None)
+@given(**{**CASES, **WINDOWED})
+def test_two_thousand_times_the_room_that_windows_leave_is_enough(**case):
     check_families(**case)
 
 
@@ -116,7 +130,7 @@ def test_the_youngest_leave_and_none_enters_before_an_older_one_that_waits():
 
 
 def test_claims_that_do_not_fit_or_are_counted_wrong_are_found():
-    placement = OptimisticPlacement([64], 16, 1)
+    placement = OptimisticPlacement([64], Footprint(16), 1)
     placement._claimed.add(0, 16, None)
     with pytest.raises(InvariantViolation, match="counted as they change"):
         placement.check()
@@ -155,7 +169,7 @@ def check_starvation(preemptions):
     rows = preemptions * 2 // 5
     new = draw.integers(1, 40, rows)
     feed = SimulatedFeed(lengths.Lengths(draw.integers(1, 20, rows), new, np.full(rows, 50), np.zeros(rows)))
-    placement = hasty_placement(1.0)([160, 120], 4, 2)
+    placement = hasty_placement(1.0)([160, 120], Footprint(4), 2)
     lanes = [SimulatedLane(i, feed, placement, LaneLimits(6, 4, 49, 64, None, schedule="fifo")) for i in range(2)]
     ended, now, oldest = 0, 0, 0
     begun: dict[int, int] = {}  # step at which a row was first in flight

@@ -11,7 +11,7 @@ from hpcdecode.errors import InvariantViolation
 from hpcdecode.schedule.optimistic import MOST_PREEMPTIONS
 from hpcdecode.schedule.plan import Plan, wire_length
 from hpcdecode.schedule.swaps import Swaps
-from tests.support.families import SCHEDULED, run_families
+from tests.support.families import SCHEDULED, WINDOWED, run_families
 from tests.support.preemption import hasty_placement
 from tests.support.swapping import DelayedTiers
 
@@ -27,6 +27,12 @@ CASES = {
 @settings(max_examples=40, deadline=None, phases=[Phase.generate])
 @given(**CASES)
 def test_families_that_leave_for_tiers_at_any_step_are_done_once(**case):
+    check_families(**case)
+
+
+@settings(max_examples=30, deadline=None)
+@given(**{**CASES, **WINDOWED})
+def test_what_windows_keep_leaves_for_tiers_and_comes_back(**case):
     check_families(**case)
 
 

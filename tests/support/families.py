@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.config import SCHEDULES
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt, Unfinished
@@ -30,6 +31,17 @@ FAMILIES = {
     "capacity": st.lists(st.integers(100, 600), min_size=1, max_size=3),
 }
 SCHEDULED = {**FAMILIES, "schedule": st.sampled_from(SCHEDULES), "load": st.just(300)}
+_SHORT, _FULL = (LayerShape(1, 2, 2, 1, 1.0, window=window) for window in (20, None))
+WINDOWED = {  # prompts so long that tokens leave windows
+    **SCHEDULED,
+    "rows": FAMILIES["rows"].map(lambda rows: [(5 * row[0], *row[1:4], (row[4][0], 5 * row[4][1])) for row in rows]),
+    "shared": st.sampled_from([0, 500, 5000]),
+    "prefill_tokens": st.sampled_from([40, 320]),
+    "block": st.sampled_from([4, 16, 64]),
+    "capacity": st.lists(st.integers(500, 3000), min_size=1, max_size=3),
+    "load": st.just(1500),
+    "shapes": st.sampled_from([(_SHORT, _FULL), (_SHORT, _FULL, _SHORT), (_SHORT,)]),
+}
 
 
 def feed_of(rows):

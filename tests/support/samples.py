@@ -11,6 +11,7 @@ from hpcdecode.attention.open import open_kv_cache, open_layers
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.shapes import RecurrentShape, attention_shapes
+from hpcdecode.attention.sizes import block_tokens_for, footprint_for
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.kv_swap import chunk_blocks
 from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice
@@ -74,17 +75,18 @@ def run(
     shapes = model.attends
     limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
     slots = limits.slots
+    footprint = footprint_for(shapes, "float32", block_tokens_for(shapes, "float32"), 0, windowed=not cache)
     if cache:
         store = cache(shapes, slots * lanes)
         capacity = store.capacity_tokens
     else:
         weights = [model.recurrent_weights(i) for i, s in enumerate(shapes) if isinstance(s, RecurrentShape)]
-        sizes = {"capacity_tokens": capacity, "max_sequences": slots * lanes, "state_tokens": 0}
+        sizes = {"capacity_tokens": capacity, "max_sequences": slots * lanes, "state_tokens": 0, "windowed": True}
         store = open_layers(shapes, weights, kv_dtype="float32", **sizes)
-    room, sink, feed, timeline = placement([capacity], 64, lanes), Sink(), ListFeed(prompts), Timeline()
+    room, sink, feed, timeline = placement([capacity], footprint, lanes), Sink(), ListFeed(prompts), Timeline()
     sinks = [model.sinks(i) for i in range(len(shapes))]
     part = AttentionWorker(store, sinks, timeline, swap=tiers(store) if tiers else None)
-    swaps = eager(Swaps([1000], 64 * chunk_blocks(store.native.block_bytes), [1.0])) if tiers else None
+    swaps = eager(Swaps([1000], 64 * chunk_blocks(store.native.block_bytes), [1.0], footprint)) if tiers else None
     schedulers = [Scheduler(lane, feed, room, limits, Stops(), swaps) for lane in range(lanes)]
     links = [LocalLink(part, lane, slots * lane) for lane in range(lanes)]
     attend = attention_shapes(shapes)

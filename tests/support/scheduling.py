@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.sizes import footprint_for
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.exchange.base import Share
 from hpcdecode.requests.params import SamplingParams
@@ -74,16 +75,18 @@ class Machine:
         placement=Placement,
         tiers=None,
         drained=None,
+        shapes=(SHAPE,),
         **kind,
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
-        self.placement = placement(capacity, block, lanes, speeds)
+        footprint = footprint_for(shapes, "float32", block, 0, windowed=True)
+        self.placement = placement(capacity, footprint, lanes, speeds)
         limits = LaneLimits(batch, period, steps, prefill_tokens, None, shared, **kind)
-        swaps = tiers.swaps(len(capacity)) if tiers else None
+        swaps = tiers.swaps(len(capacity), footprint) if tiers else None
         self.tiers = tiers
         self.schedulers = [Scheduler(lane, feed, self.placement, limits, Stops(), swaps) for lane in range(lanes)]
-        sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
-        self.stores = [open_kv_cache([SHAPE], capacity_tokens=c // block * block, **sizes) for c in capacity]
+        sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block, "windowed": True}
+        self.stores = [open_kv_cache(shapes, capacity_tokens=c // block * block, **sizes) for c in capacity]
         self.parts = [
             AttentionWorker(store, [None], Timeline(), swap=tiers.open(store) if tiers else None)
             for store in self.stores
@@ -122,7 +125,7 @@ class Machine:
         self.placement.check()
         if isinstance(self.placement, OptimisticPlacement):
             for store, claimed in zip(self.stores, self.placement.claimed, strict=True):
-                assert store.used_tokens <= claimed
+                assert store.used_tokens <= -(-claimed // self.placement.footprint.groups)
         self.loads.append(sum(s.length + 1 for s in scheduler.decoding))
         self.steps.append(plan)
         by_rank = [[s.length + 1 for s in step.decode if s.rank == rank] for rank in range(len(self.parts))]

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.attention.swapped_blocks import blocks_of
 from hpcdecode.engine import kv_swap, swap_room
 from hpcdecode.engine.kv_swap import KvSwap
@@ -55,8 +56,8 @@ class DelayedTiers:
         self._due = defaultdict(list)  # by lane: step, ticket, whether it is back
         self.told = 0
 
-    def swaps(self, ranks: int) -> Swaps:
-        return eager(Swaps([self.chunks] * ranks, 1 << 20, [1.0] * ranks))
+    def swaps(self, ranks: int, footprint: Footprint) -> Swaps:
+        return eager(Swaps([self.chunks] * ranks, 1 << 20, [1.0] * ranks, footprint))
 
     def open(self, store) -> KvSwap:
         return host_swap(store, self.chunks)

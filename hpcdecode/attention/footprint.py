@@ -1,0 +1,96 @@
+"""What a sequence takes of a KV cache.
+
+Layers whose windows let tokens go are in groups, as `_attn_cpu.layer_groups` says; all other layers are in groups that
+keep all tokens. Each group has blocks of its own of a sequence. A token that every group keeps counts once for each of
+them, in group tokens; where all layers keep all there is one group, and these are the tokens of sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Length = TypeVar("Length", int, NDArray[np.int64])
+_STEP = 64  # tokens: kWindowStep of native/kv/block_table.h
+
+
+class Footprint(msgspec.Struct, frozen=True):
+    """How sequences count against the capacity of a KV cache.
+
+    Attributes:
+        block_tokens: Tokens of a block.
+        state_tokens: Tokens that a sequence's recurrent state counts as.
+        whole: Groups that keep all tokens.
+        windows: (groups, most blocks that each of them holds of a sequence) of the others.
+    """
+
+    block_tokens: int = 1
+    state_tokens: int = 0
+    whole: int = 1
+    windows: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[tuple[int, bool]], block_tokens: int, state_tokens: int = 0) -> Footprint:
+        """Return the footprint of groups with windows (tokens, or 0 for all; chunked)."""
+        most = [most_blocks(tokens, chunked, block_tokens) for tokens, chunked in groups if tokens]
+        windows = tuple((most.count(blocks), blocks) for blocks in sorted(set(most)))
+        return cls(block_tokens, state_tokens, len(groups) - len(most), windows)
+
+    @property
+    def groups(self) -> int:
+        """Return the number of groups."""
+        return self.whole + sum(count for count, _ in self.windows)
+
+    def tokens(self, length: Length, shared: Length | int = 0) -> Length:
+        """Return the most group tokens that a sequence takes until it has `length` tokens, its state included.
+
+        Args:
+            length: Tokens of the sequence, or int64 [n] of as many.
+            shared: Of its first ones, those in whole blocks that are counted elsewhere, where groups keep all.
+        """
+        blocks: Length = -(-length // self.block_tokens)
+        held = self.whole * (blocks * self.block_tokens - shared) + self.groups * self.state_tokens
+        for count, most in self.windows:
+            least = min(blocks, most) if isinstance(blocks, int) else np.minimum(blocks, most)
+            held += count * self.block_tokens * least
+        return held
+
+    @property
+    def by_token(self) -> Footprint:
+        """Return the same in blocks of one token."""
+        windows = tuple((count, most * self.block_tokens) for count, most in self.windows)
+        return Footprint(1, self.state_tokens, self.whole, windows)
+
+    def held(self, length: float) -> float:
+        """Return the tokens of all groups that a sequence of `length` tokens counts as, not rounded to blocks."""
+        windows = sum(count * min(length, most * self.block_tokens) for count, most in self.windows)
+        return self.state_tokens + (self.whole * length + windows) / self.groups
+
+
+WHOLE = Footprint()  # of layers that keep all tokens, which are counted one by one
+
+
+def most_blocks(window: int, chunked: bool, block_tokens: int) -> int:
+    """Return the most blocks that hold what a token sees in a window, from a multiple of `_STEP` tokens on."""
+    if chunked and window % _STEP == 0 and window % block_tokens == 0:
+        return window // block_tokens
+    span = window if block_tokens % _STEP == 0 else window + _STEP - 1
+    return (span + block_tokens - 2) // block_tokens + 1
+
+
+def largest(footprints: Iterable[Footprint]) -> Footprint:
+    """Return the footprint of those whose sequences take most, at any length, of a capacity in tokens.
+
+    If there is no such one, all tokens count in all groups.
+    """
+    found = list(dict.fromkeys(footprints))
+    ends = [most * one.block_tokens for one in found for _, most in one.windows]
+    for one in found:
+        slopes = [one.whole * other.groups >= other.whole * one.groups for other in found]  # behind all windows
+        if all(slopes) and all(one.held(at) >= other.held(at) for at in ends for other in found):
+            return one
+    return Footprint(found[0].block_tokens, max(one.state_tokens for one in found))
