@@ -141,9 +141,11 @@ void chunks_with_sinks() {
     CHECK(bad == 0, "%d values are not finite", bad);
 }
 
-void random_store_verbs() {
-    const LayerShape s{1, 4, 4, 1, 1.0f, {}, 0, false};
-    KvCache e({s, s}, {KvType::kF16, 3000, 40, 16, 1, {}, ""});
+void random_store_verbs(bool windowed) {
+    const LayerShape s{1, 4, 4, 1, 1.0f, {}, 0, false}, last_ones{1, 4, 4, 1, 1.0f, {33}, 0, false};
+    KvCacheOptions options{KvType::kF16, 3000, 40, 16, 1, {}, ""};
+    options.windowed = windowed;
+    KvCache e({s, last_ones}, options);
     std::set<int> open;
     for (int i = 0; i < 10000; ++i) {
         const int32_t slot = random_bits() % 40, count = random_bits() % 50;
@@ -174,6 +176,88 @@ void random_store_verbs() {
     CHECK(e.pool().used_tokens() == 0, "%lld tokens left", static_cast<long long>(e.pool().used_tokens()));
 }
 
+// Takes a sequence through layers in chunks, of which the tokens attend that follow the prompt; returns all outputs.
+std::vector<float> in_chunks(const std::vector<LayerShape>& layers, const std::vector<std::vector<float>>& rows,
+                             const KvCacheOptions& options, const std::vector<int32_t>& chunks, int prompt) {
+    KvCache e(layers, options);
+    const int32_t slot = 1;
+    std::vector<float> all;
+    int at = 0;
+    for (const int32_t count : chunks) {
+        e.extend(&slot, &count, 1);
+        for (size_t i = 0; i < layers.size(); ++i) {
+            const LayerShape& s = layers[i];
+            const auto row = rows[i].begin() + at * s.row_columns();
+            std::vector<float> in(row, row + count * s.row_columns()), out(count * s.out_columns(), NAN), kv;
+            if (at >= prompt) {
+                e.attend(static_cast<int>(i), &slot, &count, 1, matrix(in, count, s.row_columns()),
+                         matrix(out, count, s.out_columns()), nullptr, 0);
+                all.insert(all.end(), out.begin(), out.end());
+                continue;
+            }
+            for (int t = 0; t < count; ++t)
+                kv.insert(kv.end(), row + t * s.row_columns() + s.q_columns(), row + (t + 1) * s.row_columns());
+            e.append(static_cast<int>(i), &slot, &count, 1, matrix(kv, count, s.kv_columns()));
+        }
+        at += count;
+        e.check();
+    }
+    return all;
+}
+
+std::vector<std::vector<float>> rows_of(const std::vector<LayerShape>& layers, int tokens) {
+    std::vector<std::vector<float>> rows;
+    for (const LayerShape& s : layers) rows.push_back(normal(tokens * s.row_columns()));
+    return rows;
+}
+
+// What leaves windows changes no bit of what is attended to.
+void windows() {
+    const std::vector<LayerShape> layers = {
+        {2, 16, 16, 4, 0.2f, {40}, 0, false},       {2, 16, 16, 4, 0.2f, {}, 0, false},
+        {1, 24, 16, 3, 0.2f, {100}, 5.0f, false},   {2, 16, 16, 2, 0.2f, {64, true}, 0, false},
+        {1, 32, 16, 3, 0.2f, {30}, 0, false, true},
+    };
+    const auto rows = rows_of(layers, 330);
+    std::vector<int32_t> chunks = {150, 1, 99};
+    chunks.resize(3 + 80, 1);
+    for (const KvType type : {KvType::kF32, KvType::kBF16, KvType::kI8})
+        for (const std::string& isa : supported_isas())
+            for (const int block_tokens : {64, 16, 24}) {
+                const KvCacheOptions whole{type, 400, 2, block_tokens, 2, {}, isa, {}, false, {}};
+                KvCacheOptions dropping = whole;
+                dropping.windowed = true;
+                dropping.capacity_tokens = 300;  // all layers keep 330 in the end
+                CHECK(in_chunks(layers, rows, whole, chunks, 250) == in_chunks(layers, rows, dropping, chunks, 250),
+                      "%s type %d blocks of %d: windows", isa.c_str(), static_cast<int>(type), block_tokens);
+            }
+}
+
+// Entries are the same however the tokens come of which they are made.
+void entries() {
+    const std::vector<LayerShape> layers = {
+        {1, 32, 32, 3, 0.2f, {24}, 0, false, true, 2, 16, 5, 4},
+        {1, 32, 32, 3, 0.2f, {24}, 0, false, true, 0, 0, 0, 32},
+    };
+    const auto rows = rows_of(layers, 200);
+    std::vector<int32_t> ones(200, 1);
+    for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI8})
+        for (const std::string& isa : supported_isas()) {
+            const auto outputs = [&](const std::vector<int32_t>& chunks, int threads) {
+                std::vector<std::vector<float>> found;
+                for (size_t i = 0; i < layers.size(); ++i)
+                    found.push_back(in_chunks({layers[i]}, {rows[i]}, {type, 200, 2, 32, threads, {}, isa}, chunks, 0));
+                return found;
+            };
+            const auto all = outputs({200}, 1);
+            for (const auto& layer : all)
+                for (const float x : layer) CHECK(std::isfinite(x), "%s: %g of entries", isa.c_str(), x);
+            CHECK(all == outputs(ones, 2), "%s type %d: entries by token", isa.c_str(), static_cast<int>(type));
+            CHECK(all == outputs({3, 1, 60, 64, 1, 70, 1}, 3), "%s type %d: entries by chunks", isa.c_str(),
+                  static_cast<int>(type));
+        }
+}
+
 void rejected() {
     const LayerShape s{1, 4, 4, 1, 1.0f, {}, 0, false};
     KvCache e({s}, {KvType::kF32, 64, 2, 16, 1, {}, ""});
@@ -198,7 +282,9 @@ void rejected() {
 int main() {
     kernels();
     chunks_with_sinks();
-    random_store_verbs();
+    for (const bool windowed : {false, true}) random_store_verbs(windowed);
+    windows();
+    entries();
     rejected();
     for (const std::string& isa : supported_isas())
         CHECK(ReadProbe(8 << 20, 2, {}, isa, {}).seconds() > 0, "no time passed");

@@ -160,6 +160,35 @@ void kernels() {
     }
 }
 
+// Compressors against means in double, by tokens and in chunks.
+void compressors() {
+    for (const bool overlaps : {false, true}) {
+        const RecurrentShape s{21, 1, 0, 1, 0, false, false, false, 1.0f, 1, false, false, 4, overlaps};
+        constexpr int kTokens = 30;
+        const RecurrentWeights w;
+        const int64_t columns = s.row_columns(ActType::kF32), channels = s.channels();
+        const std::vector<float> rows = normal(kTokens * columns);
+        for (const std::string& isa : supported_isas()) {
+            const std::vector<float> out = in_chunks(s, w, rows, isa, 1, {kTokens});
+            for (int t = 3; t < kTokens; t += 4)  // where windows end
+                for (int h = 0; h < s.heads; ++h) {
+                    double sum = 0, total = 0;
+                    for (int own = overlaps && t > 4 ? t - 7 : t - 3; own <= t; ++own) {
+                        const int64_t at = own * columns + (overlaps && own > t - 4 ? s.heads : 0) + h;
+                        const double weight = std::exp(double{rows[at + channels]});
+                        sum += weight;
+                        total += weight * rows[at];
+                    }
+                    const double error = std::fabs(out[t * s.heads + h] - total / sum);
+                    CHECK(error < 1e-5, "%s token %d: mean %g from %g", isa.c_str(), t, error, total / sum);
+                }
+            CHECK(out == in_chunks(s, w, rows, isa, 3, std::vector<int32_t>(kTokens, 1)), "%s: means by token",
+                  isa.c_str());
+            CHECK(out == in_chunks(s, w, rows, isa, 2, {1, 2, 20, 3, 0, 4}), "%s: means by chunks", isa.c_str());
+        }
+    }
+}
+
 void random_store_verbs() {
     const RecurrentShape &a = kShapes[4], &b = kShapes[5];
     StateStore store({a, b}, {weights_of(a), weights_of(b)},
@@ -221,6 +250,7 @@ void rejected() {
 
 int main() {
     kernels();
+    compressors();
     random_store_verbs();
     rejected();
     return report("state_store");
