@@ -28,7 +28,7 @@ from hpcdecode.model import SplitModel
 from hpcdecode.model.frontend.architectures import text_of
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.planning.cost import Cost
-from hpcdecode.planning.fit import Sample, chosen_by_flop, fit
+from hpcdecode.planning.fit import Sample, chosen_by_flop, fit, window_shares
 from hpcdecode.planning.group_probe import measure_replicas, split_ratio
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.profile import MemberCosts, Profile
@@ -166,7 +166,8 @@ class Calibration:
         """Return the cost that comes nearest to samples, of ranks of both roles or of a split."""
         shapes = self._steady.shapes
         kinds = bool(attention_shapes(shapes)), bool(recurrent_shapes(shapes))
-        cost = fit(samples, len(shapes), attends=kinds[0], keeps_states=kinds[1])
+        windows = window_shares(shapes)
+        cost = fit(samples, len(shapes), attends=kinds[0], keeps_states=kinds[1], windows=windows)
         paged = sorted(self._paged.items()) if alone else []
         return msgspec.structs.replace(
             cost,

@@ -31,42 +31,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-Count = Annotated[int, msgspec.Meta(ge=1)]  # these are what profiles of calibrations are checked for
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+from hpcdecode.planning.seen_tokens import ChosenTokens, Count, OfRRanks, Seconds, WindowTokens, choosing_seconds
+
 Sizes = Annotated[list[Count], msgspec.Meta(min_length=2)]
 SecondsAt = Annotated[list[Seconds], msgspec.Meta(min_length=2)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Shares = Annotated[tuple[Fraction, ...], msgspec.Meta(min_length=1)]
-OfRRanks = NDArray[np.float64] | NDArray[np.int64]  # a number of every R-rank, [R-ranks]
-
 
 _Seconds = TypeVar("_Seconds", bound=msgspec.Struct)
-
-
-class ChosenTokens(msgspec.Struct, frozen=True):
-    """What indexers of sparse attention save and take, all layers; nothing while a query sees no more than they choose.
-
-    Attributes:
-        most: Cached tokens that a query attends to at those layers, index_topk.
-        skipped_seconds_per_cached_token: What a cached token that is not chosen saves an R-rank, of R.
-        score_seconds_per_cached_token: The index scores of a query and a cached token on an R-rank.
-        skipped_seconds_per_pair: What a pair of a prompt that is not chosen saves.
-        score_seconds_per_pair: The index scores of such a pair.
-    """
-
-    most: Count
-    skipped_seconds_per_cached_token: Seconds
-    score_seconds_per_cached_token: Seconds
-    skipped_seconds_per_pair: Seconds
-    score_seconds_per_pair: Seconds
-
-    def of_member(self, tp: int) -> ChosenTokens:
-        """Return what they save and take on a member of `tp`: every member has its heads, and all scores."""
-        return msgspec.structs.replace(
-            self,
-            skipped_seconds_per_cached_token=self.skipped_seconds_per_cached_token / tp,
-            skipped_seconds_per_pair=self.skipped_seconds_per_pair / tp,
-        )
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -99,7 +71,8 @@ class Cost(msgspec.Struct, frozen=True):
         move_latency_seconds: One such message.
         copies: K, copies of the model that run the slices of a lane in turn.
         prefill_ranks: Ranks of a group that only prefill, as fast as its S-rank.
-        chosen: What indexers of sparse attention change; None if all cached tokens are attended to.
+        chosen: What indexers of sparse attention change; None if there are none.
+        windows: What windows save, by their sizes.
         paged_tokens: Sequences of `paged_seconds_at`, ascending; none if they were not measured.
         paged_seconds_at: Added to a decode step of one process if its KV cache has pages, as rotation of groups has.
     """
@@ -126,6 +99,7 @@ class Cost(msgspec.Struct, frozen=True):
     copies: Count = 1
     prefill_ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
     chosen: ChosenTokens | None = None
+    windows: tuple[WindowTokens, ...] = ()
     paged_tokens: list[Count] = msgspec.field(default_factory=list)
     paged_seconds_at: list[Seconds] = msgspec.field(default_factory=list)
 
@@ -138,7 +112,9 @@ class Cost(msgspec.Struct, frozen=True):
 
     def times(self, factor: float) -> Cost:
         """Return costs that are all so many times as large."""
-        return msgspec.structs.replace(_times(self, factor), chosen=self.chosen and _times(self.chosen, factor))
+        windows = tuple(_times(window, factor) for window in self.windows)
+        chosen = self.chosen and _times(self.chosen, factor)
+        return msgspec.structs.replace(_times(self, factor), chosen=chosen, windows=windows)
 
     def body_seconds(self, tokens: float) -> float:
         """Return T(B), the seconds of all slices of one lane step (FastDecode)."""
@@ -149,18 +125,21 @@ class Cost(msgspec.Struct, frozen=True):
         return _interpolated(self.logits_tokens, self.logits_seconds_at, sampled_tokens)
 
     def attention_seconds(self, cached_tokens: OfRRanks | float, sequences: OfRRanks | float) -> NDArray[np.float64]:
-        """Return R * cached_tokens + attend_seconds_per_sequence * sequences, or what is left of it with indexers.
+        """Return R * cached_tokens + attend_seconds_per_sequence * sequences, or what indexers and windows leave of it.
 
         Args:
-            cached_tokens: Tokens that the sequences of an R-rank attend to, of one or of all.
-            sequences: Those sequences; indexers choose as if they were of one length.
+            cached_tokens: Tokens of the sequences of an R-rank, of one or of all.
+            sequences: Those sequences; indexers choose, and windows end, as if they were of one length.
         """
         seconds = np.asarray(
             self.attend_seconds_per_cached_token * cached_tokens + self.attend_seconds_per_sequence * sequences
         )
         if self.chosen is not None:
             rates = self.chosen.skipped_seconds_per_cached_token, self.chosen.score_seconds_per_cached_token
-            seconds = seconds + _choosing_seconds(self.chosen.most, *rates, cached_tokens, sequences)
+            seconds = seconds + choosing_seconds(self.chosen.most, *rates, cached_tokens, sequences)
+        for window in self.windows:
+            rates = window.skipped_seconds_per_cached_token, 0.0
+            seconds = seconds + choosing_seconds(window.most, *rates, cached_tokens, sequences)
         return seconds
 
     def pair_seconds(self, pairs: float, queries: float) -> float:
@@ -168,13 +147,15 @@ class Cost(msgspec.Struct, frozen=True):
 
         Args:
             pairs: Queries times the keys that each attends to, or may choose from.
-            queries: Tokens of prompts; indexers choose as if each had equally many keys.
+            queries: Tokens of prompts; indexers choose, and windows end, as if each had equally many keys.
         """
         seconds = self.prefill_seconds_per_pair * pairs
-        if self.chosen is None:
-            return seconds
-        rates = self.chosen.skipped_seconds_per_pair, self.chosen.score_seconds_per_pair
-        return seconds + float(_choosing_seconds(self.chosen.most, *rates, pairs, queries))
+        if self.chosen is not None:
+            rates = self.chosen.skipped_seconds_per_pair, self.chosen.score_seconds_per_pair
+            seconds += float(choosing_seconds(self.chosen.most, *rates, pairs, queries))
+        for window in self.windows:
+            seconds += float(choosing_seconds(window.most, window.skipped_seconds_per_pair, 0.0, pairs, queries))
+        return seconds
 
     def lane_seconds(
         self,
@@ -190,7 +171,7 @@ class Cost(msgspec.Struct, frozen=True):
         with prompts only.
         R-rank i: R * cached_tokens[i] + attend_seconds_per_sequence * sequences[i] + attend_seconds_per_step
         + append_seconds_per_prompt_token * its even share of the prompt tokens.
-        With indexers pairs and cached tokens cost what `pair_seconds` and `attention_seconds` say.
+        With indexers and windows pairs and cached tokens cost what `pair_seconds` and `attention_seconds` say.
         Wire: wire_seconds_per_token * B. Latency: two messages a layer, one there and one back; two sums a layer; of
         several stages a message each, the last one of the next step's tokens.
 
@@ -254,14 +235,6 @@ class LaneSeconds(msgspec.Struct, frozen=True):
     wire: float
     latency: float
     move: float = 0.0
-
-
-def _choosing_seconds(
-    most: int, skipped_seconds: float, score_seconds: float, seen: OfRRanks | float, queries: OfRRanks | float
-) -> NDArray[np.float64]:
-    """Return what indexers add to attention to all of the `seen` tokens, or save of it if it is below 0."""
-    skipped = np.maximum(seen - most * queries, 0)
-    return np.where(skipped > 0, score_seconds * seen - skipped_seconds * skipped, 0.0)
 
 
 def _times(costs: _Seconds, factor: float) -> _Seconds:

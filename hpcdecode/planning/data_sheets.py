@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from hpcdecode.attention.shapes import MixerShape
-from hpcdecode.planning.cost import ChosenTokens, Cost
+from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.group_shape import ONE, stage_shares
 from hpcdecode.planning.hardware import (
     COMPUTE_EFFICIENCY,
@@ -21,6 +21,7 @@ from hpcdecode.planning.layer_work import (
     PROMPT_STATE_PASSES,
     STATE_PASSES,
     attend_flop,
+    by_window,
     device_attend_flop,
     device_kv_bytes,
     indexed,
@@ -38,6 +39,7 @@ from hpcdecode.planning.layer_work import (
     without_indexers,
 )
 from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
+from hpcdecode.planning.seen_tokens import ChosenTokens, WindowTokens
 from hpcdecode.ranks.wishes import GroupShape
 
 NO_LINK = LinkSpeed(float("inf"), 0.0)  # between ranks that have nothing to send
@@ -102,6 +104,7 @@ def of_devices(
             message_latency_seconds=message_latency_seconds,
             append_seconds_per_prompt_token=attention.prompt_token,
             chosen=_chosen_tokens(layers, kv_dtype, s, r),
+            windows=_window_tokens(layers, kv_dtype, s, r),
         ),
         size,
         shape,
@@ -148,6 +151,16 @@ def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device, *, kernel
         max(states / bytes_per_second, recurrence) + window,
         max(prompts / bytes_per_second, recurrence),
     )
+
+
+def _window_tokens(layers: Sequence[MixerShape], kv_dtype: str, s: Device, r: Device) -> tuple[WindowTokens, ...]:
+    """Return what windows save of reading K and V, or of the FLOP if these take longer, and of the FLOP of prompts."""
+    r_flop, s_flop = (device.flop_per_second * COMPUTE_EFFICIENCY for device in (r, s))
+    r_bytes, found = r.bytes_per_second * r.cache_share, []
+    for size, own in by_window(layers).items():
+        flop = attend_flop(own)
+        found.append(WindowTokens(size, max(read_bytes(own, kv_dtype) / r_bytes, flop / r_flop), flop / s_flop))
+    return tuple(found)
 
 
 def _chosen_tokens(layers: Sequence[MixerShape], kv_dtype: str, s: Device, r: Device) -> ChosenTokens | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -16,8 +16,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from hpcdecode.attention.shapes import MixerShape
-from hpcdecode.planning.cost import ChosenTokens, Cost
-from hpcdecode.planning.layer_work import attend_flop, indexed, most_chosen, score_flop
+from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.layer_work import attend_flop, by_window, indexed, most_chosen, score_flop
+from hpcdecode.planning.seen_tokens import ChosenTokens, WindowTokens
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 from hpcdecode.planning.step_time import step_seconds
 
@@ -25,6 +26,7 @@ _BY_TOKENS = ("slice", "post", "take")  # operations of the S-rank that grow wit
 _BY_SAMPLED_TOKENS = ("plan", "logits", "sample", "commit", "desk", "other")
 _R_STEP = ("plan", "post", "attend", "other")  # operations of an R-rank in a step without prompts
 _LEAST = 1e-4  # seconds of waiting in a step, so that relative errors are defined
+NO_WINDOWS: Mapping[int, float] = {}
 _FRACTIONS = np.linspace(0, 1, 101)  # of shared cores that are tried
 
 
@@ -40,7 +42,14 @@ class Sample(NamedTuple):
     ranks: list[OperationSeconds]
 
 
-def fit(samples: Sequence[Sample], layers: int, *, attends: bool = True, keeps_states: bool = False) -> Cost:
+def fit(
+    samples: Sequence[Sample],
+    layers: int,
+    *,
+    attends: bool = True,
+    keeps_states: bool = False,
+    windows: Mapping[int, float] = NO_WINDOWS,
+) -> Cost:
     """Return the cost that comes nearest to the samples.
 
     Args:
@@ -48,6 +57,7 @@ def fit(samples: Sequence[Sample], layers: int, *, attends: bool = True, keeps_s
         layers: L of the model.
         attends: Whether any of them attends, so that cached tokens cost something.
         keeps_states: Whether any keeps states: R-ranks advance them by prompts, beside sequences that decode.
+        windows: Share of the attention to a token that windows of each size have.
     """
     by_load = medians(samples)
     single_process = len(by_load[0].ranks) == 1
@@ -57,8 +67,8 @@ def fit(samples: Sequence[Sample], layers: int, *, attends: bool = True, keeps_s
     one_lane = [s for s in by_load if s.load.lanes == 1 and not s.load.prompt]
     slices = _table((s.load.lane_batch + s.load.chunk, _sum(s.ranks[0], _BY_TOKENS) / lanes) for s in busy)
     logits = _table((s.load.lane_batch, _sum(s.ranks[0], _BY_SAMPLED_TOKENS) / lanes) for s in plain)
-    attend = _attend_costs(one_lane, single_process, attends)
-    prefill_sizes = [(lanes, lanes * s.load.pairs) for s in with_prompts]
+    attend = _attend_costs(one_lane, single_process, attends, windows)
+    prefill_sizes = [(lanes, lanes * seen(s.load.pairs, s.load.chunk, windows)) for s in with_prompts]
     prefill_per_step, prefill_per_pair = non_negative_fit(prefill_sizes, _spent(with_prompts, "prefill"))
     append_sizes = [(lanes * s.load.chunk,) for s in with_prompts]
     appended = _spent(with_prompts, "append")
@@ -80,10 +90,24 @@ def fit(samples: Sequence[Sample], layers: int, *, attends: bool = True, keeps_s
         attend_seconds_per_step=attend.per_step,
         append_seconds_per_prompt_token=append_per_token,
         shared_core_fraction=1.0,
+        windows=tuple(
+            WindowTokens(most, share * attend.per_cached_token, share * prefill_per_pair)
+            for most, share in windows.items()
+        ),
     )
     if single_process:
         return cost
     return min((_with_wire(cost, float(f), one_lane) for f in _FRACTIONS), key=lambda c: error(c, by_load))
+
+
+def seen(tokens: float, queries: float, windows: Mapping[int, float]) -> float:
+    """Return the tokens that queries attend to, each layer's share of them, if windows have such shares of it."""
+    return tokens - sum(share * max(tokens - most * queries, 0.0) for most, share in windows.items())
+
+
+def window_shares(layers: Sequence[MixerShape]) -> dict[int, float]:
+    """Return what share windows of each size have of the attention to a token, by FLOP."""
+    return {size: attend_flop(own) / attend_flop(layers) for size, own in by_window(layers).items()}
 
 
 def chosen_by_flop(cost: Cost, layers: Sequence[MixerShape]) -> ChosenTokens | None:
@@ -146,7 +170,9 @@ class _AttendCosts(NamedTuple):
     per_step: float
 
 
-def _attend_costs(samples: Sequence[Sample], single_process: bool, attends: bool) -> _AttendCosts:
+def _attend_costs(
+    samples: Sequence[Sample], single_process: bool, attends: bool, windows: Mapping[int, float]
+) -> _AttendCosts:
     """Return what attention and states cost; a single process has no cost of a step, as its S-part has it."""
     sizes: list[tuple[float, ...]] = []
     seconds: list[float] = []
@@ -154,7 +180,7 @@ def _attend_costs(samples: Sequence[Sample], single_process: bool, attends: bool
         for i, rank in enumerate(ranks if single_process else ranks[1:]):
             sequences = len(range(i, load.batch, max(len(ranks) - 1, 1)))
             if sequences:
-                cached = sequences * load.attended_tokens if attends else 0
+                cached = seen(sequences * load.attended_tokens, sequences, windows) if attends else 0
                 sizes.append((cached, sequences, 0 if single_process else 1))
                 seconds.append(rank["attend"] if single_process else _sum(rank, _R_STEP))
     return _AttendCosts(*non_negative_fit(sizes, seconds))

@@ -108,6 +108,15 @@ def most_chosen(layers: Iterable[MixerShape]) -> int:
     return max(s.indexer.topk * max(s.compress_rate, 1) for s in indexed(layers) if s.indexer)
 
 
+def by_window(layers: Iterable[MixerShape]) -> dict[int, list[LayerShape]]:
+    """Return the layers that see the last tokens alone, by how many; without those with compressed entries."""
+    found: dict[int, list[LayerShape]] = {}
+    for s in layers:
+        if isinstance(s, LayerShape) and s.window and not s.compress_rate:
+            found.setdefault(s.window, []).append(s)
+    return dict(sorted(found.items()))
+
+
 def recurrence_flop(shape: RecurrentShape) -> int:
     """Return the FLOP of a token's pass through the states of a layer, exp and convolution aside.
 

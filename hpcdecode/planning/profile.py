@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from hpcdecode.attention.shapes import LayerShape, RecurrentShape, state_dtype_of
 from hpcdecode.errors import UserError, first_line
-from hpcdecode.planning.cost import Cost, Seconds
+from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.layer_work import of_member
+from hpcdecode.planning.seen_tokens import Seconds
 
 _MOST_RANKS = 1 << 20
 _MOST_ELEMENTS = 1 << 24  # of a head, and heads of a layer
@@ -111,8 +112,10 @@ class Profile(msgspec.Struct, frozen=True):
         if found is None:
             assert tp == 1, f"expected one of {self.tensor_parallel} members, got {tp}"
             return cost
+        chosen = cost.chosen and cost.chosen.of_member(tp)
+        windows = tuple(window.of_member(tp) for window in cost.windows)
         if found.replica is not None and not self._split(cost):
-            return found.with_sums_apart(replace(found.replica, chosen=cost.chosen and cost.chosen.of_member(tp)))
+            return found.with_sums_apart(replace(found.replica, chosen=chosen, windows=windows))
         forecast = replace(
             cost,
             slice_seconds=[seconds / tp for seconds in cost.slice_seconds],
@@ -125,7 +128,8 @@ class Profile(msgspec.Struct, frozen=True):
             shared_core_fraction=cost.shared_core_fraction * (tp if self._split(cost) else 1),
             sum_latency_seconds=found.latency_seconds,
             sum_seconds_per_token=2 * cost.layers * found.seconds_per_token,
-            chosen=cost.chosen and cost.chosen.of_member(tp),
+            chosen=chosen,
+            windows=windows,
         )
         return forecast.times(found.split) if found.split and self._split(cost) else forecast
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.fit import Sample, fit, predicted
 from hpcdecode.planning.planner import Choice, MeanRows, fastest
+from hpcdecode.planning.seen_tokens import WindowTokens
 from hpcdecode.planning.steady_load import SteadyLoad
 from hpcdecode.planning.step_time import step_seconds
 
@@ -47,10 +48,10 @@ def measured(cost: Cost, load: SteadyLoad, r_ranks: int) -> list[dict[str, float
     s = {
         "slice": cost.body_seconds(load.lane_batch + load.chunk),
         "logits": cost.logits_seconds(load.lane_batch),
-        "prefill": cost.prefill_seconds_per_pair * pairs + cost.prefill_seconds_per_step * bool(load.chunk),
+        "prefill": cost.pair_seconds(pairs, load.chunk) + cost.prefill_seconds_per_step * bool(load.chunk),
     }
     context = load.context + 1 + (load.steps + 1) / 2
-    sequence = context * cost.attend_seconds_per_cached_token + cost.attend_seconds_per_sequence
+    sequence = float(cost.attention_seconds(context, 1))
     r = [{"attend": n * sequence + cost.attend_seconds_per_step} for n in rows]
     r[0]["append"] = cost.append_seconds_per_prompt_token * load.chunk
     s, *r = ({o: load.lanes * seconds for o, seconds in rank.items()} for rank in (s, *r))
@@ -59,8 +60,15 @@ def measured(cost: Cost, load: SteadyLoad, r_ranks: int) -> list[dict[str, float
     return [{**s, "wait": step - sum(s.values()), "step": step}, *r]
 
 
-def test_one_process():
-    cost = fit([Sample(load, measured(KNOWN, load, 0)) for load in loads(1)], LAYERS)
+@pytest.mark.parametrize("windows", [{}, {128: 0.5, 400: 0.25}])
+def test_one_process(windows):
+    saved = [WindowTokens(most, share * 2e-6, share * 1e-7) for most, share in windows.items()]
+    known = replace(KNOWN, windows=tuple(saved))
+    cost = fit([Sample(load, measured(known, load, 0)) for load in loads(1)], LAYERS, windows=windows)
+    assert [one.most for one in cost.windows] == list(windows)
+    for one, other in zip(cost.windows, saved, strict=True):
+        assert one.skipped_seconds_per_pair == pytest.approx(other.skipped_seconds_per_pair)
+        assert one.skipped_seconds_per_cached_token == pytest.approx(other.skipped_seconds_per_cached_token)
     assert cost.slice_tokens == [4, 64, 128, 576] and cost.shared_core_fraction == 1
     for name in (
         "attend_seconds_per_cached_token",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hpcdecode.planning.cost import ChosenTokens, Cost
+from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.fit import predicted
+from hpcdecode.planning.seen_tokens import ChosenTokens
 from hpcdecode.planning.steady_load import SteadyLoad
 from tests.support.profiles import profile, with_sums
 

@@ -1,4 +1,4 @@
-"""What indexers of sparse attention save and take, in costs, plans and simulations."""
+"""What indexers of sparse attention save and take, and what windows save, in costs, plans and simulations."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from hpcdecode.planning import lengths, planner
 from hpcdecode.planning.cluster import by_data_sheets
-from hpcdecode.planning.cost import ChosenTokens, Cost
+from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.fit import chosen_by_flop
 from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LinkSpeed, device
 from hpcdecode.planning.model_size import ModelSize
+from hpcdecode.planning.seen_tokens import ChosenTokens, WindowTokens
 from hpcdecode.planning.serving import Server
 from hpcdecode.planning.simulator import SimulatedGroups, simulate
 from hpcdecode.ranks.wishes import GroupShape
@@ -66,6 +67,31 @@ def test_a_lane_costs_what_attention_to_all_does_until_tokens_are_left_out():
     (s, r), (s_all, r_all) = lane(SPARSE, 4000), lane(ALL, 4000)
     assert s_all - s == pytest.approx(32 * (8e-9 * 3900 - 1e-9 * 4000))
     assert r_all - r == pytest.approx(8 * (8e-7 * 3900 - 2e-7 * 4000))
+
+
+@pytest.mark.parametrize("length", [1, 128, 129, 5000])
+def test_windows_cost_what_a_query_sees_of_them(length):
+    """Layers with 0.4 of the bytes see 128 tokens, some with 0.5 of them 1,000."""
+    windowed = replace(ALL, windows=(WindowTokens(128, 4e-7, 4e-9), WindowTokens(1000, 5e-7, 5e-9)))
+    seen = 0.1 * length + 0.4 * min(length, 128) + 0.5 * min(length, 1000)
+    got = windowed.attention_seconds(np.array([length, 7 * length, 0]), np.array([1, 7, 0]))
+    assert got == pytest.approx([1e-6 * seen + 1e-5, 7 * (1e-6 * seen + 1e-5), 0])
+    assert windowed.pair_seconds(16 * length, 16) == pytest.approx(16e-8 * seen)
+    twice = windowed.times(2)
+    assert twice.attention_seconds(length, 1) == pytest.approx(2 * windowed.attention_seconds(length, 1))
+
+
+def test_windows_are_counted_by_data_sheets():
+    """Of four layers three have windows. On an H100 bytes take longer, of which KV heads have all."""
+    full, short = LayerShape(8, 64, 64, 64, 0.125), LayerShape(8, 64, 64, 64, 0.125, window=128)
+    cost = of_devices(replace(SIZE, shapes=(short, full, short, short)), H100, H100, 5e10, 1e-5)
+    (window,) = cost.windows
+    assert window.most == 128
+    assert window.skipped_seconds_per_cached_token == pytest.approx(0.75 * cost.attend_seconds_per_cached_token)
+    assert window.skipped_seconds_per_pair == pytest.approx(0.75 * cost.prefill_seconds_per_pair)
+    far, near = (float(cost.attention_seconds(tokens, 1)) for tokens in (128_000, 128))
+    assert far / near == pytest.approx((128_000 + 3 * 128) / (4 * 128), rel=1e-3)
+    assert of_devices(replace(SIZE, shapes=(full,)), H100, EPYC, 5e10, 1e-5).windows == ()
 
 
 def test_scores_are_counted_by_data_sheets():
