@@ -146,8 +146,9 @@ def problem_of(sequences: Sequence[SequenceState], limits: LaneLimits, placement
     first = sequences[0]
     most_new = first.request.max_new_tokens
     samples = f" for each of {most} samples" if most > 1 else ""
+    left = ", less what leaves windows" if placement.footprint.windows else ""
     return (
         f"{expected} {max(placement.tokens(s.with_forks) for s in sequences)} "
-        f"({len(first.prompt.token_ids)} of the prompt and up to {most_new} new{samples}); "
+        f"({len(first.prompt.token_ids)} of the prompt and up to {most_new} new{samples}{left}); "
         f"raise kv_memory, or lower max_tokens{' or n' if samples else ''}"
     )

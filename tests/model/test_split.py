@@ -108,7 +108,10 @@ def test_bfloat16_stays_close_to_float32(llama, checkpoint):
     torch.testing.assert_close(got.float(), exact, rtol=0, atol=0.2)
 
 
-def test_sizes_are_known(llama):
+def test_sizes_are_known(llama, oss):
+    about = oss.describe()
+    assert 3 * about["kv_bytes_beyond_windows"] == about["kv_bytes_per_token"] == 3 * 128
+    assert "128 of these bytes once it has left all windows" in render(about)
     assert (llama.vocab_size, llama.max_positions, len(llama.attends)) == (512, 1024, 3)
     assert llama.describe()["kv_bytes_per_token"] == 3 * 2 * 32 * 4
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 import torch
 from torch import fx
 
-from hpcdecode.attention.shapes import MixerShape, RecurrentShape, state_bytes
+from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, state_bytes
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.split import Slice, Split
 
@@ -51,6 +51,7 @@ class Description(TypedDict):
     slices: list[SliceDescription]
     wire_bytes_per_token: int
     kv_bytes_per_token: int
+    kv_bytes_beyond_windows: int
     state_bytes: int
 
 
@@ -74,6 +75,9 @@ def describe(parts: Split, attends: Sequence[MixerShape], dtype: torch.dtype) ->
         ],
         "wire_bytes_per_token": sum(t["bytes_per_token"] for t in tensors),
         "kv_bytes_per_token": sum(map(kept_bytes, attends, wire)),
+        "kv_bytes_beyond_windows": sum(
+            kept_bytes(shape, own) for shape, own in zip(attends, wire, strict=True) if not _drops(shape)
+        ),
         "state_bytes": state_bytes(attends),
     }
 
@@ -96,6 +100,11 @@ def kept_bytes(shape: MixerShape, wire: Sequence[WireTensor]) -> int:
     rate = max(shape.compress_rate, 1)
     parts = {"k": 1, "v": 1, "entry": rate, "index k": rate}
     return round(sum(t["bytes_per_token"] / parts[t["name"]] for t in wire if t["name"] in parts))
+
+
+def _drops(shape: MixerShape) -> bool:
+    """Return whether R-ranks on CPUs give up tokens that leave a layer's window."""
+    return isinstance(shape, LayerShape) and bool(shape.window) and not shape.compress_rate
 
 
 def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
@@ -154,6 +163,10 @@ def render(data: Description) -> str:
         f"on the wire {data['wire_bytes_per_token']:,} bytes per token over all layers, "
         f"KV cache {data['kv_bytes_per_token']:,} bytes per token",
     ]
+    if data["kv_bytes_beyond_windows"] < data["kv_bytes_per_token"]:
+        lines.append(
+            f"{data['kv_bytes_beyond_windows']:,} of these bytes once it has left all windows, with R-ranks on CPUs"
+        )
     if data["state_bytes"]:
         lines.append(f"recurrent state {data['state_bytes']:,} bytes per sequence")
     for first, last in runs(data["slices"]):
