@@ -204,8 +204,8 @@ class KvCache:
     def busy_seconds(self) -> float:
         """Seconds of these in which threads had work."""
 
-    def copy_out(self, slot: int, first_block: int, blocks: _Bytes) -> None:
-        """Copy whole blocks of a slot, from first_block on, to blocks, layer by layer within each."""
+    def copy_out(self, slot: int, first_block: int, blocks: _Bytes) -> int:
+        """Copy whole blocks of a slot, from first_block on, to blocks, layer by layer; return their CRC-32C."""
 
     def copy_in(self, slot: int, first_block: int, blocks: _Bytes) -> None:
         """Copy what copy_out has given into the blocks of a slot."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcdecode._attn_cpu import crc32c
 from hpcdecode.attention.base import KvCache
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.cuda import CudaKvCache
@@ -37,7 +39,7 @@ class SwappedBlocks(Protocol):
     def memory(self, nbytes: int) -> Chunk:
         """Return memory of this host, uint8 [nbytes], for tiers and for the KV cache's device to copy to and from."""
 
-    def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], None]:
+    def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], int]:
         """Copy blocks of a slot to memory; the slot may be released, and its blocks written, after this call.
 
         Args:
@@ -46,7 +48,7 @@ class SwappedBlocks(Protocol):
             to: uint8, whole blocks.
 
         Returns:
-            What waits until all is in memory.
+            What waits until all is in memory, and returns its CRC-32C.
         """
 
     def copy_in(self, slot: int, first: int, data: Chunk) -> None:
@@ -74,10 +76,10 @@ class CpuBlocks:
         self.block_bytes, self.held_blocks = kv_cache.native.block_bytes, kv_cache.native.held_blocks
         self.copy_in, self.memory = kv_cache.native.copy_in, memory_for
 
-    def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], None]:
+    def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], int]:
         """Copy blocks, as `SwappedBlocks.copy_out`; it is done on return."""
-        self._native.copy_out(slot, first, to)
-        return _done
+        checksum = self._native.copy_out(slot, first, to)
+        return lambda: checksum
 
 
 class TorchBlocks:
@@ -115,13 +117,13 @@ class TorchBlocks:
         return -(-self.length(slot) // self._block_tokens)
 
     @torch.inference_mode()
-    def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], None]:
+    def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], int]:
         """Copy blocks, as `SwappedBlocks.copy_out`."""
         host = self._blocks(to)
         held = self._held(slot, first, len(host))
         if self._streams is None:
             host.copy_(self._read(held))
-            return _done
+            return partial(crc32c, to)
         gathered, copied = torch.cuda.Event(), torch.cuda.Event()
         with self._streams.behind_computing():
             rows = self._read(held.to(self._device))
@@ -129,7 +131,12 @@ class TorchBlocks:
             host.copy_(rows, non_blocking=True)
             copied.record()
         self._streams.computing.wait_event(gathered)
-        return copied.synchronize
+
+        def checksum() -> int:
+            copied.synchronize()
+            return crc32c(to)
+
+        return checksum
 
     @torch.inference_mode()
     def copy_in(self, slot: int, first: int, data: Chunk) -> None:
@@ -177,7 +184,3 @@ class _Streams:
         use_gpu(self.copying.device)  # tiers have threads of their own
         self.copying.wait_stream(self.computing)
         return torch.cuda.stream(self.copying)
-
-
-def _done() -> None:
-    """Return at once."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
+from queue import LifoQueue, SimpleQueue
 from time import perf_counter
 
 from hpcdecode._attn_cpu import crc32c
@@ -100,13 +100,13 @@ class KvSwap:
         self._results: dict[int, deque[tuple[int, bool]]] = {}
         self._lock = threading.Condition()
         size = chunk_bytes(cache.block_bytes)
-        self._staged: SimpleQueue[Chunk] = SimpleQueue()
+        self._staged: LifoQueue[Chunk] = LifoQueue()  # the one that was used last may be in the processor's cache
         for _ in range(max(_STAGED_BYTES // size, _LEAST_STAGED)):
             self._staged.put(cache.memory(size))
         self._buffers: SimpleQueue[Chunk] = SimpleQueue()  # one for each thread to read to
         for _ in range(THREADS):
             self._buffers.put(cache.memory(size))
-        self._threads = TierThreads("kv-swap", cpus, self._tiers)
+        self._threads = TierThreads("kv-swap", cpus, self._tiers, newest_first=True)
         self.close = self._threads.close
 
     def out(self, lane: int, slot: int, ticket: int) -> None:
@@ -188,12 +188,11 @@ class KvSwap:
                 places += [(tier, free.pop()) for _ in range(min(len(sizes) - len(places), len(free)))]
         return _Copy(key, tokens, sizes, places, [0] * len(sizes))
 
-    def _write(self, copy: _Copy, index: int, staged: Chunk, copied: Callable[[], None]) -> None:
-        copied()  # before the buffer is another's, too
+    def _write(self, copy: _Copy, index: int, staged: Chunk, copied: Callable[[], int]) -> None:
+        copy.sums[index] = copied()  # before the buffer is another's, too
 
         def move() -> None:
             nbytes, (tier, chunk) = copy.sizes[index], copy.places[index]
-            copy.sums[index] = crc32c(staged[:nbytes])
             self._tiers[tier].write(chunk, staged[: aligned(nbytes)])
             with self._lock:
                 self.counts.bytes_out += nbytes
@@ -213,7 +212,7 @@ class KvSwap:
             return
         copy.under_way = len(copy.places)
         for i in range(len(copy.places)):
-            self._threads.put(partial(self._read, copy, i))
+            self._threads.put(partial(self._read, copy, i), awaited=True)
 
     def _read(self, copy: _Copy, index: int) -> None:
         buffer = self._buffers.get()

@@ -8,10 +8,10 @@ namespace nb = nanobind;
 namespace hpcdecode {
 namespace {
 
-void copy_out(KvCache& e, int slot, int64_t first_block, nb::handle blocks) {
+uint32_t copy_out(KvCache& e, int slot, int64_t first_block, nb::handle blocks) {
     const Bytes b = read_bytes(blocks, "blocks");
     nb::gil_scoped_release unlocked;
-    e.copy_out(slot, first_block, b.data, b.size);
+    return e.copy_out(slot, first_block, b.data, b.size);
 }
 
 void copy_in(KvCache& e, int slot, int64_t first_block, nb::handle blocks) {
@@ -32,8 +32,8 @@ uint32_t checksum(nb::handle data) {
 void bind_blocks(nb::module_& m, nb::class_<KvCache>& kv_cache) {
     kv_cache
         .def("copy_out", &copy_out, nb::arg("slot"), nb::arg("first_block"), nb::arg("blocks"),
-             nb::sig("def copy_out(self, slot: int, first_block: int, blocks: _Bytes) -> None"),
-             "Copy whole blocks of a slot, from first_block on, to blocks, layer by layer within each.")
+             nb::sig("def copy_out(self, slot: int, first_block: int, blocks: _Bytes) -> int"),
+             "Copy whole blocks of a slot, from first_block on, to blocks, layer by layer; return their CRC-32C.")
         .def("copy_in", &copy_in, nb::arg("slot"), nb::arg("first_block"), nb::arg("blocks"),
              nb::sig("def copy_in(self, slot: int, first_block: int, blocks: _Bytes) -> None"),
              "Copy what copy_out has given into the blocks of a slot.")

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "crc32c.h"
+
 namespace hpcdecode {
 namespace {
 
@@ -163,13 +165,16 @@ std::vector<int32_t> BlockPool::some_blocks(int slot, int64_t first, size_t size
     return {some.begin() + first, some.begin() + first + count};
 }
 
-void BlockPool::copy_out(int slot, int64_t first, uint8_t* to, size_t size) const {
+uint32_t BlockPool::copy_out(int slot, int64_t first, uint8_t* to, size_t size) const {
+    uint32_t sum = 0;
     for (const int32_t block : some_blocks(slot, first, size)) {
         for (const Strip& s : strips_) {
             std::memcpy(to, at(s, block), s.block_bytes);
+            sum = crc32c(to, s.block_bytes, sum);
             to += s.block_bytes;
         }
     }
+    return sum;
 }
 
 void BlockPool::copy_in(int slot, int64_t first, const uint8_t* from, size_t size) {

@@ -8,9 +8,9 @@ int64_t KvCache::held_blocks(int slot) {
     return pool_.length(slot) == 0 ? 0 : static_cast<int64_t>(pool_.held_blocks(slot).size());
 }
 
-void KvCache::copy_out(int slot, int64_t first, uint8_t* to, size_t size) {
+uint32_t KvCache::copy_out(int slot, int64_t first, uint8_t* to, size_t size) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    pool_.copy_out(slot, first, to, size);
+    return pool_.copy_out(slot, first, to, size);
 }
 
 void KvCache::copy_in(int slot, int64_t first, const uint8_t* from, size_t size) {

@@ -45,7 +45,7 @@ class KvCache {
     void truncate(int slot, int64_t length);
     int64_t length(int slot);
     int64_t held_blocks(int slot);  // their number
-    void copy_out(int slot, int64_t first, uint8_t* to, size_t size);
+    uint32_t copy_out(int slot, int64_t first, uint8_t* to, size_t size);
     void copy_in(int slot, int64_t first, const uint8_t* from, size_t size);
     void check();
     double read_seconds();

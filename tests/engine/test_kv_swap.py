@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcdecode._attn_cpu import crc32c
 from hpcdecode.attention import cuda
 from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.hybrid import HybridKvCache
@@ -234,7 +235,7 @@ def test_blocks_that_a_slot_does_not_hold_are_not_copied():
     native = opened().native
     native.extend([0], [100])
     block = np.zeros(native.block_bytes, np.uint8)
-    native.copy_out(0, 1, block)
+    assert native.copy_out(0, 1, block) == crc32c(block)
     for first, size in ((2, 1), (-1, 1), (0, 3)):
         with pytest.raises(ValueError, match="holds 2 blocks"):
             native.copy_in(0, first, np.zeros(size * native.block_bytes, np.uint8))
@@ -256,7 +257,7 @@ def test_blocks_of_a_cache_on_a_device_are_those_of_a_slot(backend):
     assert blocks.block_bytes == expected
     data = blocks.memory(2 * blocks.block_bytes)
     before = attended(kv_cache, 1)
-    blocks.copy_out(1, 2, data)()
+    assert blocks.copy_out(1, 2, data)() == crc32c(data)
     kv_cache.release([0])
     kv_cache.extend([5], [256])
     blocks.copy_out(1, 0, other := blocks.memory(2 * blocks.block_bytes))()

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hpcdecode._attn_cpu import crc32c, crc32c_by_table
 from hpcdecode.config import EngineOptions
 from hpcdecode.errors import UserError
 from hpcdecode.system.swap_tiers import FileTier, HostTier, TierSpec, memory_for, open_tiers
+from hpcdecode.system.tier_threads import NewestFirst, TierThreads
 
 SIZE = 8192  # bytes of a chunk
 
@@ -149,3 +151,24 @@ def test_moves_of_several_threads_share_a_rate():
     assert time.perf_counter() - begin >= 4 / 32  # seconds: 4 of 32 chunks that it moves in a second
     assert tier.chunks == 16
     tier.close()
+
+
+def test_awaited_jobs_come_first_then_the_newest():
+    jobs, done = NewestFirst(), []
+    for number in range(3):
+        jobs.put(partial(done.append, number))
+    jobs.put(None)
+    for number in (3, 4):
+        jobs.put(partial(done.append, number), awaited=True)
+    while job := jobs.get():
+        job()
+    assert done == [3, 4, 2, 1, 0]
+
+
+def test_threads_do_what_is_left_before_they_end():
+    done = []
+    threads = TierThreads("test", None, (), newest_first=True)
+    for number in range(100):
+        threads.put(partial(done.append, number), awaited=number % 3 == 0)
+    threads.close()
+    assert sorted(done) == list(range(100))
