@@ -78,6 +78,7 @@ class KvCache:
         batches: int = 18,
         range_blocks: int = 0,
         frames: int = 0,
+        windowed: bool = False,
     ) -> None:
         """Allocate a KV cache on a device.
 
@@ -91,6 +92,7 @@ class KvCache:
             batches: Calls whose sequences stay on the device; with 2 a lane and 2 more none waits for another.
             range_blocks: Blocks of a page, or 0 if every block has a place of its own.
             frames: Number of pages of any layer that memory has room for.
+            windowed: Whether sequences give up the blocks that left a layer's window (see layer_groups).
 
         Raises:
             MemoryError: If the device has no room.
@@ -142,10 +144,10 @@ class KvCache:
         """Return the number of positions that an open slot holds."""
 
     def blocks(self, slot: int) -> list[int]:
-        """Return the ids of an open slot's blocks, in order."""
+        """Return the ids of an open slot's blocks, in order, group by group."""
 
     def memory(self) -> list[object]:
-        """Return the blocks of each layer, torch.uint8 [blocks, bytes] on the device; layers share those of frames."""
+        """Return blocks of each layer, or of all groups, torch.uint8 [blocks, bytes]; layers share those of frames."""
 
     def check(self) -> None:
         """Check that every block is free or referenced, and counted right.
@@ -164,7 +166,7 @@ class KvCache:
 
     @property
     def free_blocks(self) -> int:
-        """Number of free blocks."""
+        """Number of free blocks over all layers."""
 
     @property
     def block_tokens(self) -> int:
@@ -236,3 +238,6 @@ def device_count() -> int:
 
 def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int) -> int:
     """Return the bytes of a block over all layers."""
+
+def layer_groups(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int) -> tuple[int, list[tuple[int, bool]]]:
+    """Return (bytes of a block, (window or 0, chunked) of each group of layers) of windowed KV caches."""

@@ -44,6 +44,11 @@ class CudaModule(Protocol):
     def block_bytes(self, layers: Sequence[_attn_cuda.LayerShape], kv_dtype: str, block_tokens: int) -> int:
         """Return the bytes of a block over all layers."""
 
+    def layer_groups(
+        self, layers: Sequence[_attn_cuda.LayerShape], kv_dtype: str, block_tokens: int
+    ) -> tuple[int, list[tuple[int, bool]]]:
+        """Return the bytes of a block and the windows of groups of layers."""
+
     def serves(self, layers: Sequence[_attn_cuda.LayerShape], kv_dtype: str, device: int) -> bool:
         """Return whether there are kernels for these layers, and room for them in a device's shared memory."""
 
@@ -141,6 +146,12 @@ def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, 
     return module.block_bytes(native_shapes(layers, module.LayerShape), kv_dtype, block_tokens)
 
 
+def layer_groups(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int) -> tuple[int, list[tuple[int, bool]]]:
+    """Return the bytes of a block and the windows (tokens, or 0; chunked) of the groups of layers that share them."""
+    module = native(torch.device("cpu"))  # layouts are those of any device
+    return module.layer_groups(native_shapes(layers, module.LayerShape), kv_dtype, block_tokens)
+
+
 def copy_rate(device: torch.device, nbytes: int = 256 << 20) -> float:
     """Return the bytes per second, read and written, of copying on a device."""
     half = torch.ones(nbytes // 2, dtype=torch.uint8, device=device)
@@ -167,6 +178,7 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
         device: A CUDA device, or the CPU for the emulation.
         range_blocks: Blocks of a page of a cache that has room for some pages (see `streamed_cuda.py`), or 0.
         frames: Number of pages of any layer that it has room for.
+        windowed: Whether sequences give up what leaves windows, as `CpuKvCache` says.
 
     Raises:
         torch.OutOfMemoryError: If the device has no room.
@@ -184,6 +196,7 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
         device: torch.device | str = "cuda",
         range_blocks: int = 0,
         frames: int = 0,
+        windowed: bool = False,
     ) -> None:
         self.device = device = torch.device(device)
         module = native(device)
@@ -200,6 +213,7 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
                 device.index or 0,
                 range_blocks=range_blocks,
                 frames=frames,
+                windowed=windowed,
             )
         except MemoryError as error:
             raise torch.OutOfMemoryError(

@@ -68,7 +68,7 @@ def open_kv_cache(
     if backend == "reference":
         return ReferenceKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens)
     if backend == "attn_cuda":
-        return CudaKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device)
+        return CudaKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device, windowed=windowed)
     if backend == "torch":
         return TorchKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device)
     if backend != "attn_cpu":
@@ -145,6 +145,7 @@ def open_on_device(
     state_tokens: int,
     device: torch.device | str,
     host_tensors: bool = False,
+    windowed: bool = False,
 ) -> KvCache:
     """Open, on a GPU, what all layers of a model keep of sequences; arguments as for `open_layers`.
 
@@ -160,6 +161,7 @@ def open_on_device(
         state_tokens: Tokens that a state counts as.
         device: The GPU; on the CPU what a GPU does is emulated.
         host_tensors: Whether rows and outputs are in this host's memory.
+        windowed: Whether sequences give up what leaves windows, where kernels attend.
     """
     attend, keep = attention_shapes(layers), recurrent_shapes(layers)
     kv_cache: KvCache | None = None
@@ -173,6 +175,7 @@ def open_on_device(
             block_tokens=block_tokens,
             backend=backend,
             device=device,
+            windowed=windowed,
         )
     if keep:
         each = state_tokens if attend else state_tokens + block_tokens
@@ -201,6 +204,7 @@ def device_capacity(
     block_tokens: int,
     state_tokens: int,
     device: torch.device,
+    windowed: bool = False,
 ) -> int:
     """Return the tokens, in whole blocks, of a cache by `open_on_device` that takes at most `nbytes`.
 
@@ -213,18 +217,24 @@ def device_capacity(
         block_tokens: Tokens of a block.
         state_tokens: Tokens that a state counts as.
         device: The GPU.
+        windowed: Whether sequences give up what leaves windows. The tokens are those that all layers keep.
     """
     attend, of_states = attention_shapes(layers), state_bytes(layers)
     if not attend:
         return nbytes // of_states * (state_tokens + block_tokens)
-    block = block_bytes(attend, kv_dtype, block_tokens, device)
+    block = block_bytes(attend, kv_dtype, block_tokens, device, windowed)
     if of_states:
         block += block_tokens * of_states / state_tokens
     return int(nbytes // block) * block_tokens
 
 
-def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, device: torch.device) -> float:
+def block_bytes(
+    layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, device: torch.device, windowed: bool = False
+) -> float:
     """Return the bytes of a block, over all layers that attend, of a cache by `open_on_device`."""
+    if windowed:
+        size, groups = cuda.layer_groups(layers, kv_dtype, block_tokens)
+        return size * len(groups)
     if by_kernels(layers, kv_dtype, device):
         return cuda.block_bytes(layers, kv_dtype, block_tokens, device)
     return block_tokens * sum(layer_bytes(shape, kv_dtype) for shape in layers)

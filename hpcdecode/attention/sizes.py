@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from hpcdecode import _attn_cpu
+from hpcdecode.attention import cuda
 from hpcdecode.attention.base import native_shapes
 from hpcdecode.attention.cpu_states import reserved_bytes
 from hpcdecode.attention.footprint import Footprint
@@ -67,9 +68,14 @@ def state_tokens_for(layers: Sequence[MixerShape], kv_dtype: str, block_tokens: 
 
 
 def footprint_for(
-    layers: Sequence[MixerShape], kv_dtype: str, block_tokens: int, state_tokens: int, windowed: bool = False
+    layers: Sequence[MixerShape],
+    kv_dtype: str,
+    block_tokens: int,
+    state_tokens: int,
+    windowed: bool = False,
+    on_gpu: bool = False,
 ) -> Footprint:
-    """Return what a sequence takes of a KV cache on CPUs.
+    """Return what a sequence takes of a KV cache.
 
     Args:
         layers: Shapes of the layers.
@@ -77,10 +83,15 @@ def footprint_for(
         block_tokens: Tokens of a block.
         state_tokens: Tokens that a sequence's state counts as.
         windowed: Whether sequences give up what leaves windows.
+        on_gpu: Whether it is on a GPU, and kernels attend; else on CPUs.
     """
-    if not windowed or not attention_shapes(layers):
+    attend = attention_shapes(layers)
+    if not windowed or not attend:
         return Footprint(block_tokens, state_tokens)
-    _, groups = _attn_cpu.layer_groups(_native(layers), kv_dtype, block_tokens)
+    if on_gpu:
+        _, groups = cuda.layer_groups(attend, kv_dtype, block_tokens)
+    else:
+        _, groups = _attn_cpu.layer_groups(_native(layers), kv_dtype, block_tokens)
     return Footprint.of_groups(groups, block_tokens, state_tokens)
 
 

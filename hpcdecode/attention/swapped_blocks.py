@@ -62,10 +62,17 @@ def blocks_of(kv_cache: KvCache) -> SwappedBlocks | None:
     if isinstance(kv_cache, TorchKvCache):
         blocks = kv_cache.capacity_tokens // kv_cache.block_tokens
         stores = [tensor.view(torch.uint8).view(blocks, -1) for tensor in kv_cache.tensors()]
-        return TorchBlocks(kv_cache, stores, lambda slot: kv_cache.table.held(np.array([slot], np.int32))[0])
+        return TorchBlocks(kv_cache, stores, partial(_held_by, kv_cache))
     if isinstance(kv_cache, CudaKvCache):
         return TorchBlocks(kv_cache, cast("list[Tensor]", kv_cache.native.memory()), kv_cache.native.blocks)
     return CpuBlocks(kv_cache) if isinstance(kv_cache, CpuKvCache) else None
+
+
+def _held_by(kv_cache: TorchKvCache, slot: int) -> Sequence[int]:
+    """Return the ids of the blocks of a slot."""
+    count = -(-kv_cache.length(slot) // kv_cache.block_tokens)
+    held: list[int] = kv_cache.table.held(np.array([slot], np.int32))[0][:count].tolist()
+    return held
 
 
 class CpuBlocks:
@@ -91,14 +98,14 @@ class TorchBlocks:
     Args:
         kv_cache: Whose blocks these are.
         stores: Parts of all blocks, each uint8 [blocks, bytes].
-        held: Returns the ids of a slot's blocks, and may return more.
+        held: Returns the ids of a slot's blocks.
     """
 
     def __init__(
         self, kv_cache: TorchKvCache | CudaKvCache, stores: Sequence[Tensor], held: Callable[[int], Sequence[int]]
     ) -> None:
         self._device, self._ids, self._stores = kv_cache.device, held, stores
-        self.length, self._block_tokens = kv_cache.length, kv_cache.block_tokens
+        self.length = kv_cache.length
         self._widths = [store.shape[1] for store in self._stores]
         self.block_bytes = sum(self._widths)
         self._streams: _Streams | None = None
@@ -114,7 +121,7 @@ class TorchBlocks:
 
     def held_blocks(self, slot: int) -> int:
         """Return the number of blocks of a slot."""
-        return -(-self.length(slot) // self._block_tokens)
+        return len(self._ids(slot))
 
     @torch.inference_mode()
     def copy_out(self, slot: int, first: int, to: Chunk) -> Callable[[], int]:
@@ -160,10 +167,11 @@ class TorchBlocks:
 
     def _held(self, slot: int, first: int, count: int) -> Tensor:
         """Return the ids of `count` blocks of a slot, int64 [count], on the host."""
-        have = self.held_blocks(slot)
+        ids = self._ids(slot)
+        have = len(ids)
         if not 0 <= first <= have - count:
             raise ValueError(f"slot {slot}: expected blocks 0 to {have - 1}, got {first} to {first + count - 1}")
-        return torch.from_numpy(np.array(self._ids(slot)[first : first + count], np.int64))
+        return torch.from_numpy(np.array(ids[first : first + count], np.int64))
 
     def _read(self, held: Tensor) -> Tensor:
         return torch.cat([store.index_select(0, held) for store in self._stores], 1)

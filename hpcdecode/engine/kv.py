@@ -17,7 +17,7 @@ from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.fluid import open_rotation
 from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice, StoredPrompts
 from hpcdecode.engine.resumed import ResumedAttention
-from hpcdecode.engine.setup import Setup, apart, drops_windows, partition_of
+from hpcdecode.engine.setup import Setup, apart, partition_of
 from hpcdecode.engine.swap_room import open_swap
 from hpcdecode.exchange.device import CudaDevice
 from hpcdecode.exchange.partition import Partition
@@ -53,12 +53,12 @@ def open_attention_worker(
         shapes, by_host = list(map(partition.shape, setup.shapes_of(me))), apart(team, team.group) and not direct
         kv_cache: KvCache = open_rotation(me, setup, shapes, slots, tiers, by_host)
     else:
-        kv_cache = _open_kv_cache(team, setup, partition, slots, direct, drops_windows(options, team.me))
+        kv_cache = _open_kv_cache(team, setup, partition, slots, direct)
     swap = open_swap(kv_cache, tiers, me.cpus if me.pinned else None) if me.swap_chunks else None
     return AttentionWorker(kv_cache, sinks, timeline, queue, swap)
 
 
-def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool, windowed: bool) -> KvCache:
+def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool) -> KvCache:
     me, whole = team.me, setup.shapes_of(team.me)
     shapes = list(map(partition.shape, whole))
     part, rank = setup.part_of(me), team.pool.index(team.place)
@@ -78,6 +78,7 @@ def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, d
             state_tokens=setup.state_tokens,
             device=me.kv_device,
             host_tensors=apart(team, team.group) and not direct,
+            windowed=me.kv_windowed,
         )
     return open_layers(
         shapes,
@@ -90,7 +91,7 @@ def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, d
         cpus=me.cpus if me.pinned else None,
         team=me.has_s,
         state_tokens=setup.state_tokens,
-        windowed=windowed,
+        windowed=me.kv_windowed,
     )
 
 

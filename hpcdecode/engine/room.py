@@ -26,17 +26,22 @@ _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
 
 def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
     """Settle how many KV tokens each R-rank and its tiers hold, and let everybody know."""
-    measure_swap(options, team, setup)
-    require_memory(options, team)
     me = team.me
     own = list(map(partition_of(options, team.pool).shape, setup.shapes_of(me))) if me.role else []
+    me.kv_windowed = drops_windows(options, me, own, setup.kv_dtype)
+    measure_swap(options, team, setup)
+    require_memory(options, team)
     require_rotation(options, team, setup)
     room = together(team, lambda: _room(options, team, setup, own) if me.has_r else 0)
     if me.has_r:
         me.isa, me.kv_tokens = isa() if me.kv_device == "cpu" else "", room
         if me.device == me.kv_device:
             by_torch = torch_bytes(own, setup.kv_dtype, me.kv_device)
-            beside = 0.0 if by_torch else me.kv_resident or me.kv_tokens * bytes_per_token(own, setup.kv_dtype)
+            beside = (
+                0.0
+                if by_torch
+                else me.kv_resident or me.kv_tokens * bytes_per_token(own, setup.kv_dtype, windowed=me.kv_windowed)
+            )
             limit_torch(me.device, options.gpu_memory, beside)
     team.ranks[:] = team.gather_all(me, Rank)
     for rank in team.ranks:
@@ -146,10 +151,10 @@ def _room(options: EngineOptions, team: Team, setup: Setup, own: list[LayerShape
         nbytes = options.kv_memory or int(_free_on(device, options.gpu_memory, _on_same_gpu(team)) * _MEMORY_SHARE)
     if options.schedule == "fluid":
         return measure_rotation(options, team, setup, attention_shapes(own), nbytes)
+    sizes = setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens
     if device.type == "cpu":
-        windowed = drops_windows(options, team.me)
-        return capacity_for(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens, windowed)
-    return device_capacity(own, setup.kv_dtype, nbytes, setup.block_tokens, setup.state_tokens, device)
+        return capacity_for(own, *sizes, team.me.kv_windowed)
+    return device_capacity(own, *sizes, device, team.me.kv_windowed)
 
 
 def _free_on(device: torch.device, limit: int | None, sharing: Sequence[Rank]) -> int:

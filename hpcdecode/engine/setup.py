@@ -12,6 +12,7 @@ import msgspec
 
 from hpcdecode.attention.base import LATENT_KV_DTYPES
 from hpcdecode.attention.footprint import Footprint, largest
+from hpcdecode.attention.open import by_kernels
 from hpcdecode.attention.shapes import MixerShape, RecurrentShape, attention_shapes, with_states_as
 from hpcdecode.attention.sizes import block_tokens_for, footprint_for, state_tokens_for
 from hpcdecode.config import EngineOptions
@@ -124,9 +125,14 @@ def runs_indexers(options: EngineOptions, team: Team) -> bool:
     return by_request and in_memory and all(rank.kv_device == "cpu" for rank in team.ranks if rank.has_r)
 
 
-def drops_windows(options: EngineOptions, rank: Rank) -> bool:
-    """Return whether the KV cache of an R-rank gives up what leaves windows: on CPUs, if all of it is in memory."""
-    return options.schedule != "fluid" and rank.kv_device == "cpu"
+def drops_windows(options: EngineOptions, rank: Rank, shapes: Sequence[MixerShape], kv_dtype: str) -> bool:
+    """Return whether an R-rank's KV cache for these layers gives up what leaves windows.
+
+    It does where all of it is in memory, and kernels attend.
+    """
+    if options.schedule == "fluid" or not rank.has_r:
+        return False
+    return rank.kv_device == "cpu" or by_kernels(attention_shapes(shapes), kv_dtype, rank.kv_device)
 
 
 def footprint_of(options: EngineOptions, team: Team, group: Group, setup: Setup) -> Footprint:
@@ -134,9 +140,9 @@ def footprint_of(options: EngineOptions, team: Team, group: Group, setup: Setup)
     found = []
     for pool in group.pools:
         shapes = list(map(partition_of(options, pool).shape, setup.shapes_of(team.ranks[pool[0]])))
+        kinds = {(r.kv_windowed, r.kv_device != "cpu") for r in (team.ranks[place] for place in pool)}
         sizes = setup.kv_dtype, setup.block_tokens, setup.state_tokens
-        windowed = {drops_windows(options, team.ranks[place]) for place in pool}
-        found += [footprint_for(shapes, *sizes, drops) for drops in windowed]
+        found += [footprint_for(shapes, *sizes, windowed, on_gpu) for windowed, on_gpu in sorted(kinds)]
     return largest(found)
 
 

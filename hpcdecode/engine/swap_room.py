@@ -15,7 +15,7 @@ from hpcdecode.attention.sizes import bytes_per_token, footprint_for
 from hpcdecode.attention.swapped_blocks import blocks_of
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.kv_swap import KvSwap, chunk_blocks, chunk_bytes
-from hpcdecode.engine.setup import Setup, drops_windows, partition_of, together
+from hpcdecode.engine.setup import Setup, partition_of, together
 from hpcdecode.engine.tier_speed import tier_speed
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.team import Team
@@ -53,11 +53,13 @@ def obstacle(team: Team, keeps_states: bool) -> str:
 def _block(options: EngineOptions, team: Team, setup: Setup) -> tuple[int, int]:
     """Return the bytes of a block of this rank's KV cache, and the groups of layers that have blocks of their own."""
     own = list(map(partition_of(options, team.pool).shape, setup.shapes_of(team.me)))
-    sizes, windowed = (setup.kv_dtype, setup.block_tokens), drops_windows(options, team.me)
-    if team.me.kv_device != "cpu":
-        return round(block_bytes(attention_shapes(own), *sizes, torch.device(team.me.kv_device))), 1
-    groups = footprint_for(own, *sizes, 0, windowed).groups
-    return round(bytes_per_token(own, *sizes, windowed) * setup.block_tokens / groups), groups
+    sizes, windowed, on_gpu = (setup.kv_dtype, setup.block_tokens), team.me.kv_windowed, team.me.kv_device != "cpu"
+    groups = footprint_for(own, *sizes, 0, windowed, on_gpu).groups
+    if on_gpu:
+        whole = block_bytes(attention_shapes(own), *sizes, torch.device(team.me.kv_device), windowed)
+    else:
+        whole = bytes_per_token(own, *sizes, windowed) * setup.block_tokens
+    return round(whole / groups), groups
 
 
 def _measure(options: EngineOptions, team: Team, setup: Setup, specs: Sequence[TierSpec]) -> None:

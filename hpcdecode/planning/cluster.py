@@ -14,6 +14,7 @@ from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.data_sheets import of_device_alone, of_devices
 from hpcdecode.planning.group_shape import ONE, member_bytes, member_unit, smallest, why_not
 from hpcdecode.planning.hardware import Device, LinkSpeed
+from hpcdecode.planning.layer_work import drops_windows
 from hpcdecode.planning.layouts import (
     PossibleLayout,
     RanksAlike,
@@ -150,7 +151,8 @@ def by_data_sheets(
     def kind(device: Device, count: int, held: ModelSize) -> RanksAlike:
         if not count:
             return RanksAlike(device.name, 0, None, 0, 0, shape)
-        memory, unit = device.memory_bytes, member_unit(held, shape, kv_dtype, device.is_host)
+        windowed = device.is_host or drops_windows(held.shapes, kv_dtype)
+        memory, unit = device.memory_bytes, member_unit(held, shape, kv_dtype, windowed)
         kv = kv_memory if memory is None else MEMORY * memory
         beside = kv if memory is None else kv - own
         both = shape.copies == 1 and _holds(device, own) and size.attends_on(device)

@@ -40,8 +40,7 @@ def member_bytes(size: ModelSize, shape: GroupShape) -> float:
 def member_unit(size: ModelSize, shape: GroupShape, kv_dtype: str, windowed: bool = False) -> KvUnit:
     """Return how sequences count in a member's pool, the largest one of a group.
 
-    A pool has the heads of its member, of states too, or the whole latent, in the layers of its stage; on CPUs it gives
-    up what leaves windows.
+    A pool has the heads of its member, of states too, or the whole latent, in the layers of its stage.
     """
     return KvUnit.of(of_member(size.shapes, shape.tp), kv_dtype, max(stage_shares(size, shape.pp)), windowed)
 

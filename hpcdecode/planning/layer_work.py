@@ -40,6 +40,13 @@ def device_kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
     return _KV_PASSES * kv_bytes(layers, kv_dtype) + of_heads
 
 
+def drops_windows(layers: Sequence[MixerShape], kv_dtype: str) -> bool:
+    """Return whether KV caches on GPUs give up what leaves windows: where kernels attend, as on CPUs."""
+    from hpcdecode.attention.open import by_kernels
+
+    return by_kernels(attention_shapes(layers), kv_dtype)
+
+
 def device_attend_flop(layers: Sequence[MixerShape]) -> float:
     """Return the FLOP of attention on a GPU as at COMPUTE_EFFICIENCY, which kernels over latents do not reach."""
     latents = attend_flop(s for s in attention_shapes(layers) if s.latent)

@@ -44,6 +44,7 @@ class Rank(msgspec.Struct, kw_only=True):
         numa: NUMA nodes of `cpus`, as in 0,1.
         isa: Instruction set of the attention kernels.
         kv_tokens: Capacity of the KV cache.
+        kv_windowed: Whether its sequences give up what leaves windows.
         kv_resident: Bytes of memory for its KV cache, the rest of which lies in tiers; 0 if all lies in memory.
         kv_resident_tokens: Tokens that this memory has room for.
         swap_chunks: Of its tiers for sequences that leave the KV cache; 0 without tiers.
@@ -78,6 +79,7 @@ class Rank(msgspec.Struct, kw_only=True):
     numa: str = ""
     isa: str = ""
     kv_tokens: int = 0
+    kv_windowed: bool = False
     kv_resident: int = 0
     kv_resident_tokens: int = 0
     swap_chunks: int = 0

@@ -203,12 +203,9 @@ Raises:
     m.def(
         "layer_groups",
         [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, std::optional<int> block_tokens) {
-            std::vector<LayerLayout> out =
-                lay_out(layers, parse_kv_type(kv_dtype), block_tokens.value_or(kDefaultBlockTokens));
-            const LayerGroups groups = group_layers(out);
-            std::vector<std::pair<int64_t, bool>> windows;
-            for (const Window& w : groups.windows) windows.emplace_back(w.size, w.chunked);
-            return std::make_pair(groups.block_bytes, windows);
+            const int tokens = block_tokens.value_or(kDefaultBlockTokens);
+            const LayerGroups groups = group_layers(lay_out(layers, parse_kv_type(kv_dtype), tokens));
+            return std::make_pair(groups.block_bytes, windows_of(groups));
         },
         nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens").none(),
         "Return (bytes of a block, (window or 0, chunked) of each group of layers) of windowed KV caches.");

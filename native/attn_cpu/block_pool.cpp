@@ -30,10 +30,15 @@ BlockPool::Layout BlockPool::lay_out_pool(const std::vector<LayerShape>& shapes,
     Layout out{lay_out(shapes, type, block_tokens), {Window{}}, {}};
     if (windowed) {
         LayerGroups groups = group_layers(out.layers);
-        if (groups.windows.size() > 1 || groups.windows.front()) {
-            for (LayerLayout& l : out.layers) l.stride = groups.block_bytes;
+        if (groups.dropping()) {
+            const auto stride = static_cast<size_t>(groups.block_bytes);
+            for (size_t i = 0; i < out.layers.size(); ++i) {
+                out.layers[i].group = groups.group[i];
+                out.layers[i].offset = static_cast<size_t>(groups.offsets[i]);
+                out.layers[i].stride = stride;
+            }
             out.groups = std::move(groups.windows);
-            out.strips = {{0, groups.block_bytes}};
+            out.strips = {{0, stride}};
             return out;
         }
     }
@@ -119,17 +124,6 @@ HeadView BlockPool::view(int layer, int head, int slot) const {
     const LayerLayout& l = layers_[layer];
     const std::vector<int32_t>& held = framed() ? found_[slot] : blocks(slot, l.group);
     return {arena_.data() + l.offset + head * l.head.head_bytes, held.data(), l.stride, &l.head};
-}
-
-void BlockPool::check_seen(int layer, const int32_t* slots, const int32_t* counts, int n) const {
-    const LayerLayout& l = layers_[layer];
-    for (int i = 0; groups() > 1 && i < n; ++i) {
-        if (counts[i] < 2) continue;
-        const int64_t end = length(slots[i]), first = l.shape.window.first(end - counts[i] + 1);
-        if (first / block_tokens() >= first_held(l.group, end)) continue;
-        throw std::invalid_argument("slot " + std::to_string(slots[i]) + ": its last " + std::to_string(counts[i]) +
-                                    " positions see some that have left the window; expected 1 at a time");
-    }
 }
 
 void BlockPool::find_blocks(const int32_t* slots, const int32_t* counts, int n, bool all) {

@@ -42,9 +42,6 @@ class BlockPool : public BlockTable {
     void copy_block(int32_t from, int32_t to);  // within a layer, as the pages were placed last
     std::vector<Copy> take_copies() { return std::exchange(copies_, {}); }  // what `extend` has left to be copied
 
-    // Throws std::invalid_argument unless slots hold what their last counts[i] positions see at a layer.
-    void check_seen(int layer, const int32_t* slots, const int32_t* counts, int n) const;
-
     // Returns the first of the last `count` positions of a sequence that has a place at a layer.
     int64_t first_written(int layer, int64_t length, int64_t count) const {
         return std::max(length - count, first_held(layers_[layer].group, length) * block_tokens());

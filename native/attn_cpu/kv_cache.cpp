@@ -245,7 +245,7 @@ void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int
     const LayerLayout& l = pool_.layers()[layer];
     const LayerShape& shape = l.shape;
     check_attend(shape, pool_.check_written(slots, counts, n), qkv, out, sinks, sink_count);
-    pool_.check_seen(layer, slots, counts, n);
+    pool_.check_seen(l.group, slots, counts, n);
     make_plan(layer, slots, counts, n);
     Call call{this, layer, &l, &qkv, &out, shape.q_columns(), sinks, &plan_, nullptr};
     if (shape.chooses()) choose_all(call, slots, counts, n);

@@ -35,7 +35,7 @@ void KvItems::check(const LayerRows& r) {
     const int64_t attending = std::accumulate(r.counts, r.counts + r.n, int64_t{0});
     check_append(shape, all - attending, r.kv);
     check_attend(shape, attending, r.qkv, r.out, r.sinks, r.sink_count);
-    cache_.pool_.check_seen(r.layer, r.slots, r.counts, r.n);
+    cache_.pool_.check_seen(cache_.pool_.layers()[r.layer].group, r.slots, r.counts, r.n);
 }
 
 void KvItems::cut_appends() {

@@ -109,56 +109,14 @@ size_t bytes_per_block(const std::vector<LayerLayout>& layers) {
     return total;
 }
 
-namespace {
-
-Window kept_by(const LayerShape& shape) { return shape.has_entries() ? Window{} : shape.window; }
-bool same(const Window& a, const Window& b) { return a.size == b.size && a.chunked == b.chunked; }
-
-// Returns the layers of each window, in order.
-std::vector<std::vector<LayerLayout*>> by_window(std::vector<LayerLayout>& layers) {
-    std::vector<std::vector<LayerLayout*>> found;
-    for (LayerLayout& l : layers) {
-        const auto at = std::find_if(found.begin(), found.end(), [&](const auto& others) {
-            return same(kept_by(l.shape), kept_by(others.front()->shape));
-        });
-        (at == found.end() ? found.emplace_back() : *at).push_back(&l);
+LayerGroups group_layers(const std::vector<LayerLayout>& layers) {
+    std::vector<LayerShape> shapes;
+    std::vector<int64_t> bytes;
+    for (const LayerLayout& l : layers) {
+        shapes.push_back(l.shape);
+        bytes.push_back(static_cast<int64_t>(l.block_bytes));
     }
-    return found;
-}
-
-LayerGroups fill(const std::vector<std::vector<LayerLayout*>>& kinds, size_t block_bytes) {
-    LayerGroups groups{{}, block_bytes};
-    for (const auto& kind : kinds) {
-        size_t room = 0;
-        for (LayerLayout* l : kind) {
-            if (l->block_bytes > room) {
-                groups.windows.push_back(kept_by(l->shape));
-                room = block_bytes;
-            }
-            l->group = static_cast<int>(groups.windows.size()) - 1;
-            l->offset = block_bytes - room;
-            room -= l->block_bytes;
-        }
-    }
-    return groups;
-}
-
-}  // namespace
-
-LayerGroups group_layers(std::vector<LayerLayout>& layers) {
-    const auto kinds = by_window(layers);
-    size_t least = 0;
-    for (const LayerLayout& l : layers) least = std::max(least, l.block_bytes);
-    std::vector<size_t> sizes;
-    for (const auto& kind : kinds) {
-        size_t size = 0;
-        for (const LayerLayout* l : kind) sizes.push_back(std::max(size += l->block_bytes, least));
-    }
-    std::sort(sizes.rbegin(), sizes.rend());
-    const auto bytes = [&](size_t size) { return size * fill(kinds, size).windows.size(); };
-    const size_t best =
-        *std::min_element(sizes.begin(), sizes.end(), [&](size_t a, size_t b) { return bytes(a) < bytes(b); });
-    return fill(kinds, best);
+    return group_layers(shapes, bytes);
 }
 
 }  // namespace hpcdecode

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernel_api.h"
+#include "layer_groups.h"
 #include "shape.h"
 
 namespace hpcdecode {
@@ -48,14 +49,6 @@ KvType index_type(KvType type);
 std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens);
 size_t bytes_per_block(const std::vector<LayerLayout>& layers);
 
-// Groups of layers that share blocks, all of which have as many bytes, so that any group can take any block.
-struct LayerGroups {
-    std::vector<Window> windows;  // of each group: none if it keeps all tokens
-    size_t block_bytes;
-};
-
-// Puts layers with equal windows in groups, and says where each lies in a block, in `offset` and `group`. Layers with
-// compressed entries keep all tokens, as these lie among them. Of sizes that waste equally little the largest counts.
-LayerGroups group_layers(std::vector<LayerLayout>& layers);
+LayerGroups group_layers(const std::vector<LayerLayout>& layers);
 
 }  // namespace hpcdecode

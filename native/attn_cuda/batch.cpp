@@ -43,17 +43,19 @@ void Batch::fill(const BlockTable& table, const PlacedPages& placed, const int32
         s.length = static_cast<int32_t>(table.length(slots[i]));
         s.count = counts[i];
         s.first_row = static_cast<int32_t>(sequence_of.size());
-        s.first_block = static_cast<int32_t>(blocks.size());
+        const int64_t first = table.first_held(cut.layers, s.length);
+        s.first_block = static_cast<int32_t>(static_cast<int64_t>(blocks.size()) - first);
+        s.first_position = static_cast<int32_t>(first * table.block_tokens());
         s.first_item = static_cast<int32_t>(items.size());
         s.row_blocks = cut.rows > 0 ? ceil_div(int64_t{s.count} * cut.group, cut.rows) : 0;
         if (s.count > 0) longest_ = std::max(longest_, s.length);
         for (int32_t piece = 0; s.row_blocks > 0 && int64_t{piece} * cut.piece < s.length; ++piece)
             for (int32_t b = 0; b < s.row_blocks; ++b) items.push_back({i, piece, b});
-        const std::vector<int32_t>& held = table.blocks(slots[i]);
+        const std::vector<int32_t>& held = table.blocks(slots[i], cut.layers);
         if (placed.framed())
             placed.find_all(held, table.first_block(slots[i], counts[i], cut.rows > 0), blocks);
         else
-            blocks.insert(blocks.end(), held.begin(), held.end());
+            blocks.insert(blocks.end(), held.begin() + first, held.end());
         sequence_of.insert(sequence_of.end(), s.count, i);
         sequences_.push_back(s);
     }

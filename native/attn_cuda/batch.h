@@ -13,8 +13,11 @@ namespace hpcdecode {
 struct Cut {
     int group;        // query heads of a KV head
     int rows, piece;  // query rows and tokens of an item
+    int layers = 0;   // group of layers whose blocks are reached
 
-    bool operator==(const Cut& o) const { return group == o.group && rows == o.rows && piece == o.piece; }
+    bool operator==(const Cut& o) const {
+        return group == o.group && rows == o.rows && piece == o.piece && layers == o.layers;
+    }
 };
 
 class Batch {

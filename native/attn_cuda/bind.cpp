@@ -41,13 +41,13 @@ void attend(KvCache& e, int layer, nb::handle slots, nb::handle counts, nb::hand
              stream_of(stream));
 }
 
-// Returns the blocks of every layer as a tensor of torch, which keeps the KV cache.
+// Returns the blocks of every layer, or those of all groups, as tensors of torch, which keep the KV cache.
 nb::list memory(nb::handle self) {
     const KvCache& e = nb::cast<const KvCache&>(self);
     nb::list found;
-    for (const LayerArgs& layer : e.layers()) {
-        const size_t shape[] = {static_cast<size_t>(e.arena_blocks()), static_cast<size_t>(layer.head.block_bytes)};
-        found.append(nb::ndarray<nb::pytorch, uint8_t>(layer.base, 2, shape, self, nullptr, nb::dtype<uint8_t>(),
+    for (const KvCache::Strip& strip : e.strips()) {
+        const size_t shape[] = {static_cast<size_t>(e.arena_blocks()), static_cast<size_t>(strip.block_bytes)};
+        found.append(nb::ndarray<nb::pytorch, uint8_t>(strip.base, 2, shape, self, nullptr, nb::dtype<uint8_t>(),
                                                        kDeviceType, e.device()));
     }
     return found;
@@ -87,18 +87,20 @@ Bad arguments raise ValueError or TypeError before anything changes.)");
         .def(
             "__init__",
             [](KvCache* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
-               int max_sequences, int block_tokens, int device, int batches, int range_blocks, int frames) {
+               int max_sequences, int block_tokens, int device, int batches, int range_blocks, int frames,
+               bool windowed) {
                 new (e) KvCache(layers, {parse_kv_type(kv_dtype),
                                          capacity_tokens,
                                          max_sequences,
                                          block_tokens,
                                          device,
                                          batches,
-                                         {range_blocks, frames}});
+                                         {range_blocks, frames},
+                                         windowed});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
             nb::arg("block_tokens"), nb::arg("device"), nb::arg("batches") = 18, nb::arg("range_blocks") = 0,
-            nb::arg("frames") = 0, R"(Allocate a KV cache on a device.
+            nb::arg("frames") = 0, nb::arg("windowed") = false, R"(Allocate a KV cache on a device.
 
 Args:
     layers: Shapes of the model's attention layers.
@@ -110,6 +112,7 @@ Args:
     batches: Calls whose sequences stay on the device; with 2 a lane and 2 more none waits for another.
     range_blocks: Blocks of a page, or 0 if every block has a place of its own.
     frames: Number of pages of any layer that memory has room for.
+    windowed: Whether sequences give up the blocks that left a layer's window (see layer_groups).
 
 Raises:
     MemoryError: If the device has no room.)")
@@ -150,10 +153,11 @@ Args:
         .def("truncate", &KvCache::truncate, nb::arg("slot"), nb::arg("length"),
              "Drop the positions of a slot from length on.")
         .def("length", &KvCache::length, nb::arg("slot"), "Return the number of positions that an open slot holds.")
-        .def("blocks", &KvCache::blocks, nb::arg("slot"), "Return the ids of an open slot's blocks, in order.")
+        .def("blocks", &KvCache::blocks, nb::arg("slot"),
+             "Return the ids of an open slot's blocks, in order, group by group.")
         .def(
             "memory", &memory, nb::sig("def memory(self) -> list[object]"),
-            "Return the blocks of each layer, torch.uint8 [blocks, bytes] on the device; layers share those of frames.")
+            "Return blocks of each layer, or of all groups, torch.uint8 [blocks, bytes]; layers share those of frames.")
         .def("check", &KvCache::check, R"(Check that every block is free or referenced, and counted right.
 
 Raises:
@@ -163,7 +167,8 @@ Raises:
         .def_prop_ro(
             "capacity_tokens", [](const KvCache& e) { return e.table().capacity_tokens(); }, "Tokens of all blocks.")
         .def_prop_ro(
-            "free_blocks", [](const KvCache& e) { return e.table().free_blocks(); }, "Number of free blocks.")
+            "free_blocks", [](const KvCache& e) { return e.table().free_blocks() / e.table().groups(); },
+            "Number of free blocks over all layers.")
         .def_prop_ro(
             "block_tokens", [](const KvCache& e) { return e.table().block_tokens(); }, "Tokens of a block.")
         .def_prop_ro("bytes", &KvCache::bytes, "Bytes of the arena on the device.")
@@ -203,4 +208,12 @@ Raises:
         },
         nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens"),
         "Return the bytes of a block over all layers.");
+    m.def(
+        "layer_groups",
+        [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, int block_tokens) {
+            const LayerGroups groups = group_layers(layers, lay_out(layers, parse_kv_type(kv_dtype), block_tokens));
+            return std::make_pair(groups.block_bytes, windows_of(groups));
+        },
+        nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens"),
+        "Return (bytes of a block, (window or 0, chunked) of each group of layers) of windowed KV caches.");
 }

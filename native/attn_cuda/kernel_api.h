@@ -42,6 +42,7 @@ struct SequenceArgs {
     int32_t first_block;  // of its block ids
     int32_t first_item;   // item of piece p and row block b: first_item + p * row_blocks + b
     int32_t row_blocks;
+    int32_t first_position;  // that has a place at the layers of the call
 };
 
 // A piece of a sequence for one block of 16 query rows. Row r is query token r / group and query head r % group of a KV

@@ -29,8 +29,16 @@ std::vector<int64_t> bounds_of(int32_t blocks, int range_blocks) {
     return range_blocks > 0 ? PlacedPages::bounds(blocks, range_blocks) : std::vector<int64_t>{0, blocks};
 }
 
-Cut cut_of(const LayerArgs& l, const LatentForm& form) {
-    return l.latent ? Cut{l.group, form.rows, kLatentPiece} : Cut{l.group, kRows, kPiece};
+Cut cut_of(const LayerArgs& l, const LatentForm& form, int layers = 0) {
+    return l.latent ? Cut{l.group, form.rows, kLatentPiece, layers} : Cut{l.group, kRows, kPiece, layers};
+}
+
+LayerGroups groups_of(const std::vector<LayerShape>& shapes, const std::vector<LayerArgs>& layers,
+                      const KvCacheOptions& o) {
+    if (!o.windowed) return all_together(layers.size());
+    if (o.frames.range_blocks > 0) invalid("windowed: expected a KV cache without frames");
+    LayerGroups groups = group_layers(shapes, layers);
+    return groups.dropping() ? groups : all_together(layers.size());
 }
 
 // Returns the bytes of the partial results of an item, for all KV heads.
@@ -87,13 +95,17 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
       device_(o.device),
       most_batches_(std::max(o.batches, 1)),
       layers_(lay_out(layers, o.kv_type, o.block_tokens)),
+      groups_(groups_of(layers, layers_, o)),
       table_(o.block_tokens,
-             bounds_of(BlockTable::count_blocks(o.capacity_tokens, o.block_tokens), o.frames.range_blocks),
-             o.max_sequences, o.frames.range_blocks > 0),
+             bounds_of(BlockTable::count_blocks(o.capacity_tokens, o.block_tokens, groups_.windows.size()),
+                       o.frames.range_blocks),
+             o.max_sequences, o.frames.range_blocks > 0, groups_.windows),
       placed_(o.frames, table_.nodes()),
       sinks_(layers.size()) {
     const Using device(device_);
     shared_ = shared_bytes();
+    most_batches_ *= groups_.windows.size();
+    for (const LayerArgs& l : layers_) own_bytes_.push_back(l.head.block_bytes);
     for (const LayerArgs& l : layers_) {
         const size_t smem = smem_of(l, type_, shared_);
         if (smem <= shared_) continue;
@@ -106,14 +118,15 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
     for (const LayerArgs& l : layers_)
         partials = std::max(partials, decode_partials(l, type_, shared_, table_.capacity_tokens(), o.max_sequences));
     partials_ = allocate(partials, "partial results of attention");
-    std::vector<int64_t> at(2 * layers_.size());
     int64_t offset = 0;
     for (size_t i = 0; i < layers_.size(); ++i) {
-        layers_[i].base = arena_.as<uint8_t>() + offset;
-        at[i] = offset;
-        at[layers_.size() + i] = layers_[i].head.block_bytes;
-        if (!placed_.framed()) offset += layers_[i].head.block_bytes * table_.block_count();
+        layers_[i].base = arena_.as<uint8_t>() + (groups_.dropping() ? groups_.offsets[i] : offset);
+        if (!placed_.framed()) offset += own_bytes_[i] * table_.block_count();
     }
+    const std::vector<Strip> parts = strips();
+    std::vector<int64_t> at;
+    for (const Strip& s : parts) at.push_back(s.base - arena_.as<uint8_t>());
+    for (const Strip& s : parts) at.push_back(s.block_bytes);
     const size_t bytes = at.size() * sizeof(int64_t);
     Memory pinned(bytes, Memory::Kind::kPinned);
     layer_table_ = Memory(bytes, Memory::Kind::kDevice);
@@ -123,8 +136,19 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
     last_.reach();
 }
 
-// Gives the blocks of all layers one size if they share frames; returns the bytes of the arena.
+std::vector<KvCache::Strip> KvCache::strips() const {
+    if (groups_.dropping()) return {{const_cast<uint8_t*>(arena_.as<uint8_t>()), groups_.block_bytes}};
+    std::vector<Strip> found;
+    for (const LayerArgs& l : layers_) found.push_back({l.base, l.head.block_bytes});
+    return found;
+}
+
+// Gives the blocks of all layers one size if they share frames or blocks; returns the bytes of the arena.
 int64_t KvCache::place_layers() {
+    if (groups_.dropping()) {
+        for (LayerArgs& l : layers_) l.head.block_bytes = groups_.block_bytes;
+        return groups_.block_bytes * table_.block_count();
+    }
     if (!placed_.framed()) return static_cast<int64_t>(bytes_per_block(layers_)) * table_.block_count();
     int64_t most = 0;
     for (const LayerArgs& l : layers_) most = std::max(most, l.head.block_bytes);
@@ -179,7 +203,7 @@ void KvCache::extend(const int32_t* slots, const int32_t* counts, int n, Stream 
     enter(stream);
     copy_in(copies_.as<void>(), copies_pinned_.as<void>(), bytes, stream);
     launch_copy({arena_.as<uint8_t>(), layer_table_.as<int64_t>(), copies_.as<int32_t>(),
-                 static_cast<int>(copies.size()), static_cast<int>(layers_.size())},
+                 static_cast<int>(copies.size()), static_cast<int>(strips().size())},
                 stream);
     copied_.record(stream);
     last_.record(stream);
@@ -195,7 +219,7 @@ void KvCache::append(int layer, const int32_t* slots, const int32_t* counts, int
     check_layer(layer, layers_.size());
     check_append(shapes_[layer], table_.check_written(slots, counts, n), kv);
     enter(stream);
-    Batch& batch = batch_for(slots, counts, n, Cut{}, stream);
+    Batch& batch = batch_for(slots, counts, n, Cut{0, 0, 0, groups_.group[layer]}, stream);
     append_rows(layer, batch, kv, 0, stream);
     batch.used(stream);
     last_.record(stream);
@@ -224,10 +248,11 @@ void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int
     const LayerArgs& l = layers_[layer];
     check_attend(shape, table_.check_written(slots, counts, n), qkv, out, sinks ? sinks->data() : nullptr,
                  sinks ? static_cast<int64_t>(sinks->size()) : 0);
+    table_.check_seen(groups_.group[layer], slots, counts, n);
     enter(stream);
     const float* own = sinks ? upload(sinks_[layer], *sinks, stream) : nullptr;
     const LatentForm form = l.latent ? latent_form(l, type_, qkv.type, shared_) : LatentForm{};
-    const Cut cut = cut_of(l, form);
+    const Cut cut = cut_of(l, form, groups_.group[layer]);
     Batch& batch = batch_for(slots, counts, n, cut, stream);
     if (!l.latent || batch.in_pieces()) {
         grow_partials(batch.args().item_count * partial_bytes(l, cut));
@@ -242,7 +267,7 @@ void KvCache::attend(int layer, const int32_t* slots, const int32_t* counts, int
     }
     batch.used(stream);
     last_.record(stream);
-    const double token_bytes = static_cast<double>(l.head.block_bytes) / l.head.block_tokens;
+    const double token_bytes = static_cast<double>(own_bytes_[layer]) / l.head.block_tokens;
     bytes_read_ += static_cast<int64_t>(batch.bytes(l, token_bytes));
 }
 
@@ -282,8 +307,7 @@ void KvCache::truncate(int slot, int64_t length) {
 
 std::vector<int32_t> KvCache::blocks(int slot) {
     const std::lock_guard lock(mutex_);
-    table_.length(slot);  // throws for one that is not open
-    return table_.blocks(slot);
+    return table_.length(slot) == 0 ? std::vector<int32_t>{} : table_.held_blocks(slot);  // throws unless it is open
 }
 
 int64_t KvCache::length(int slot) {

@@ -9,6 +9,7 @@
 #include "block_table.h"
 #include "device.h"
 #include "latent_api.h"
+#include "layer_groups.h"
 #include "layout.h"
 #include "matrix.h"
 #include "placed_pages.h"
@@ -22,6 +23,7 @@ struct KvCacheOptions {
     int device;
     int batches = 18;  // calls whose sequences stay on the device: two for each lane of a step, and two
     FrameOptions frames{};
+    bool windowed = false;  // drop what leaves windows
 };
 
 // Returns whether there are kernels for these layers, and room for them in the shared memory of a device's blocks.
@@ -60,7 +62,12 @@ class KvCache {
     size_t frame_bytes() const { return placed_.options().range_blocks * layers_.front().head.block_bytes; }
 
     const BlockTable& table() const { return table_; }
-    const std::vector<LayerArgs>& layers() const { return layers_; }  // a layer's blocks lie one after the other
+    // Memory in which blocks lie one after the other: that of each layer, or of groups of layers.
+    struct Strip {
+        uint8_t* base;
+        int64_t block_bytes;
+    };
+    std::vector<Strip> strips() const;
     int device() const { return device_; }
     int64_t arena_blocks() const { return placed_.framed() ? placed_.blocks() : table_.block_count(); }  // of a layer
     size_t bytes() const { return arena_.size(); }
@@ -87,6 +94,8 @@ class KvCache {
     size_t most_batches_;
     size_t shared_;  // bytes that a block may have
     std::vector<LayerArgs> layers_;
+    std::vector<int64_t> own_bytes_;  // of a block of each layer
+    LayerGroups groups_;
     BlockTable table_;
     PlacedPages placed_;
     std::vector<BlockTable::Copy> left_copies_;  // of caches with frames: what `extend` has left to be made

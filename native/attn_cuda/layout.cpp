@@ -100,4 +100,10 @@ size_t bytes_per_block(const std::vector<LayerArgs>& layers) {
     return total;
 }
 
+LayerGroups group_layers(const std::vector<LayerShape>& shapes, const std::vector<LayerArgs>& layers) {
+    std::vector<int64_t> bytes;
+    for (const LayerArgs& l : layers) bytes.push_back(l.head.block_bytes);
+    return group_layers(shapes, bytes);
+}
+
 }  // namespace hpcdecode

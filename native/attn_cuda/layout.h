@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernel_api.h"
+#include "layer_groups.h"
 #include "shape.h"
 
 namespace hpcdecode {
@@ -12,5 +13,6 @@ namespace hpcdecode {
 // types without kernels.
 std::vector<LayerArgs> lay_out(const std::vector<LayerShape>& layers, KvType type, int block_tokens);
 size_t bytes_per_block(const std::vector<LayerArgs>& layers);
+LayerGroups group_layers(const std::vector<LayerShape>& shapes, const std::vector<LayerArgs>& layers);
 
 }  // namespace hpcdecode

@@ -106,6 +106,16 @@ int64_t BlockTable::check_written(const int32_t* slots, const int32_t* counts, i
     return tokens;
 }
 
+void BlockTable::check_seen(int group, const int32_t* slots, const int32_t* counts, int n) const {
+    for (int i = 0; windows_[group] && i < n; ++i) {
+        if (counts[i] < 2) continue;
+        const int64_t end = length(slots[i]), first = windows_[group].first(end - counts[i] + 1);
+        if (first / block_tokens_ >= first_held(group, end)) continue;
+        invalid("slot " + str(slots[i]) + ": its last " + str(counts[i]) +
+                " positions see some that have left the window; expected 1 at a time");
+    }
+}
+
 void BlockTable::check_tail(int slot, int64_t count) const {
     const Slot& s = opened(slot);
     if (count < 0 || count > s.length) {

@@ -68,6 +68,8 @@ class BlockTable {
     // Checks that slots are in range, differ and are long enough, and that no written position is shared.
     // Returns the sum of `counts`.
     int64_t check_written(const int32_t* slots, const int32_t* counts, int n);
+    // Throws std::invalid_argument unless slots hold what their last counts[i] positions see at layers of a group.
+    void check_seen(int group, const int32_t* slots, const int32_t* counts, int n) const;
 
     int block_tokens() const { return block_tokens_; }
     int max_sequences() const { return static_cast<int>(slots_.size()); }

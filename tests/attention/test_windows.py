@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from hpcdecode import _attn_cpu
+from hpcdecode._attn_cpu import crc32c
 from hpcdecode.attention.base import KvCapacityError, native_shapes
 from hpcdecode.attention.footprint import Footprint, largest, most_blocks
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.sizes import bytes_per_token, capacity_for, footprint_for
+from hpcdecode.attention.swapped_blocks import blocks_of
 
 FULL = LayerShape(2, 16, 16, 4, 0.25)
 SHORT = LayerShape(2, 16, 16, 4, 0.25, window=40)
@@ -27,8 +29,11 @@ MODELS = {
 SLOTS = 6
 
 
-def opened(layers, windowed, block_tokens=64, tokens=8192, kv_dtype="bfloat16"):
-    sizes = {"capacity_tokens": tokens, "max_sequences": SLOTS, "block_tokens": block_tokens}
+BACKENDS = ("attn_cpu", "attn_cuda")
+
+
+def opened(layers, windowed, block_tokens=64, tokens=8192, kv_dtype="bfloat16", backend="attn_cpu"):
+    sizes = {"capacity_tokens": tokens, "max_sequences": SLOTS, "block_tokens": block_tokens, "backend": backend}
     return open_kv_cache(layers, kv_dtype=kv_dtype, threads=2, windowed=windowed, **sizes)
 
 
@@ -73,11 +78,15 @@ def ints(*values):
     return np.array(values, np.int32)
 
 
-@pytest.mark.parametrize("block_tokens", [64, 128, 16, 24, 5])
+@pytest.mark.parametrize(
+    ("backend", "block_tokens", "steps"),
+    [*(("attn_cpu", tokens, 60) for tokens in (64, 128, 16, 24, 5)), ("attn_cuda", 64, 24), ("attn_cuda", 24, 24)],
+)
 @pytest.mark.parametrize("model", MODELS)
-def test_results_are_those_of_a_cache_that_keeps_all(model, block_tokens):
-    both, open_slots, rng = Both(MODELS[model], block_tokens=block_tokens), {}, np.random.default_rng(1)
-    for _ in range(60):
+def test_results_are_those_of_a_cache_that_keeps_all(model, backend, block_tokens, steps):
+    options = {"block_tokens": block_tokens, "backend": backend}
+    both, open_slots, rng = Both(MODELS[model], **options), {}, np.random.default_rng(1)
+    for _ in range(steps):
         draw = rng.random()
         free = [slot for slot in range(SLOTS) if slot not in open_slots]
         if free and draw < 0.3:
@@ -107,28 +116,30 @@ def test_results_are_those_of_a_cache_that_keeps_all(model, block_tokens):
     assert both.caches[1].used_tokens == 0
 
 
+@pytest.mark.parametrize(("backend", "steps"), [("attn_cpu", 70), ("attn_cuda", 4)])
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16", "int8", "k8v4", "int4"])
-def test_every_type_keeps_windows_alike(kv_dtype):
-    both = Both(MODELS["alternating"], kv_dtype=kv_dtype)
+def test_every_type_keeps_windows_alike(kv_dtype, backend, steps):
+    both = Both(MODELS["alternating"], kv_dtype=kv_dtype, backend=backend)
     both.append(ints(0, 3), ints(130, 33))
-    for _ in range(70):
+    for _ in range(steps):
         both.attend(ints(0, 3))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("block_tokens", [64, 16, 24])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_sequence_takes_no_more_than_its_footprint(model, block_tokens):
+def test_a_sequence_takes_no_more_than_its_footprint(model, block_tokens, backend):
     layers = MODELS[model]
-    footprint = footprint_for(layers, "bfloat16", block_tokens, 0, windowed=True)
-    cache, most = opened(layers, True, block_tokens, 1000), 0
-    native, seen = cache.native, 0
+    footprint = footprint_for(layers, "bfloat16", block_tokens, 0, True, backend == "attn_cuda")
+    cache, most = opened(layers, True, block_tokens, 1000, backend=backend), 0
+    held, seen = blocks_of(cache).held_blocks, 0
     for length in range(1, 700):
         cache.extend(ints(0), ints(1))
-        most = max(most, native.held_blocks(0))
+        most = max(most, held(0))
         assert most * block_tokens <= footprint.tokens(length)
         seen += most * block_tokens == footprint.tokens(length)
     assert seen > 350 or block_tokens != 64  # it is no loose bound
-    assert cache.used_tokens == -(-native.held_blocks(0) * block_tokens // footprint.groups)
+    assert cache.used_tokens == -(-held(0) * block_tokens // footprint.groups)
 
 
 def test_capacity_is_used_to_the_last_block():
@@ -162,22 +173,24 @@ def test_sizes_count_groups_of_equal_blocks():
     assert len(groups) == 3 and bytes_per_token([SHORT] * 4 + [wide], "bfloat16", 64, windowed=True) == size * 3 / 64
 
 
-def test_blocks_of_all_groups_move_to_memory_and_back():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_blocks_of_all_groups_move_to_memory_and_back(backend):
     layers = MODELS["all kinds"]
-    cache, other = opened(layers, True), opened(layers, True)
+    cache, other = (opened(layers, True, backend=backend) for _ in range(2))
+    own, others = blocks_of(cache), blocks_of(other)
     rng = np.random.default_rng(0)
     cache.extend(ints(1), ints(333))
     for layer, shape in enumerate(layers):
         kv = torch.from_numpy(rng.standard_normal((333, shape.kv_columns), np.float32))
         cache.append(layer, ints(1), ints(333), kv)
-    blocks = cache.native.held_blocks(1)
-    moved = np.empty(blocks * cache.native.block_bytes, np.uint8)
-    cache.native.copy_out(1, 0, moved)
+    blocks = own.held_blocks(1)
+    moved = np.empty(blocks * own.block_bytes, np.uint8)
+    assert own.copy_out(1, 0, moved)() == crc32c(moved)
     other.extend(ints(4), ints(333))
-    assert other.native.held_blocks(4) == blocks
-    half = blocks // 2 * cache.native.block_bytes
-    other.native.copy_in(4, 0, moved[:half])
-    other.native.copy_in(4, blocks // 2, moved[half:])
+    assert others.held_blocks(4) == blocks
+    half = blocks // 2 * own.block_bytes
+    others.copy_in(4, 0, moved[:half])
+    others.copy_in(4, blocks // 2, moved[half:])
     for layer, shape in enumerate(layers):
         qkv = torch.from_numpy(rng.standard_normal((1, shape.row_columns), np.float32))
         outs = [torch.empty(1, shape.out_columns) for _ in range(2)]
@@ -187,12 +200,13 @@ def test_blocks_of_all_groups_move_to_memory_and_back():
         cache.attend(layer, ints(1), ints(1), qkv, outs[0])
         other.attend(layer, ints(4), ints(1), qkv, outs[1])
         assert torch.equal(*outs)
-    with pytest.raises(ValueError, match="slot 1 holds"):
-        cache.native.copy_out(1, blocks, moved[: cache.native.block_bytes])
+    with pytest.raises(ValueError, match="slot 1"):
+        own.copy_out(1, blocks, moved[: own.block_bytes])
 
 
-def test_what_needs_dropped_tokens_is_refused():
-    cache = opened([SHORT, FULL], True)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_needs_dropped_tokens_is_refused(backend):
+    cache = opened([SHORT, FULL], True, backend=backend)
     cache.extend(ints(0), ints(300))
     qkv, out = torch.zeros(100, SHORT.row_columns), torch.zeros(100, SHORT.out_columns)
     with pytest.raises(ValueError, match="its last 100 positions see some that have left the window"):

@@ -80,7 +80,9 @@ double bound_of(KvType type) {
 
 // Appends a prompt, forks it, then decodes in both, with buffers of the exact size.
 void attend_case(KvType type, ActType act, const LayerShape& s, int length, int block_tokens) {
-    KvCache e({s, s}, {type, 2 * (length + 100), 2, block_tokens, 0});
+    KvCacheOptions options{type, 2 * (length + 100), 2, block_tokens, 0};
+    options.windowed = length > 65;
+    KvCache e({s, s}, options);
     const int32_t slots[] = {1, 0}, before = length - 1, ones[] = {1, 1};
     std::vector<float> kv = normal(before * s.kv_columns()), row = normal(s.q_columns() + s.kv_columns()), rows = row;
     rows.insert(rows.end(), row.begin(), row.end());

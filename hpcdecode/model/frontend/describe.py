@@ -103,7 +103,7 @@ def kept_bytes(shape: MixerShape, wire: Sequence[WireTensor]) -> int:
 
 
 def _drops(shape: MixerShape) -> bool:
-    """Return whether R-ranks on CPUs give up tokens that leave a layer's window."""
+    """Return whether R-ranks give up tokens that leave a layer's window."""
     return isinstance(shape, LayerShape) and bool(shape.window) and not shape.compress_rate
 
 
@@ -164,9 +164,7 @@ def render(data: Description) -> str:
         f"KV cache {data['kv_bytes_per_token']:,} bytes per token",
     ]
     if data["kv_bytes_beyond_windows"] < data["kv_bytes_per_token"]:
-        lines.append(
-            f"{data['kv_bytes_beyond_windows']:,} of these bytes once it has left all windows, with R-ranks on CPUs"
-        )
+        lines.append(f"{data['kv_bytes_beyond_windows']:,} of these bytes once it has left all windows")
     if data["state_bytes"]:
         lines.append(f"recurrent state {data['state_bytes']:,} bytes per sequence")
     for first, last in runs(data["slices"]):

@@ -88,7 +88,9 @@ template <class Num>
 HPC_DEVICE void append(Block& block, const AppendArgs& a) {
     const HeadLayout& h = a.layer.head;
     const SequenceArgs& s = a.batch.sequences[a.batch.sequence_of[block.x]];
-    const Place place = place_of(a.batch, a.layer, s, block.y, s.length - s.count + block.x - s.first_row);
+    const int position = s.length - s.count + block.x - s.first_row;
+    if (position < s.first_position) return;  // it has left the window
+    const Place place = place_of(a.batch, a.layer, s, block.y, position);
     const int64_t row = block.x * a.kv.stride, v = static_cast<int64_t>(a.layer.heads) * h.k_dim;
     uint16_t *scale = Num::kScaled ? scales(h, place) : nullptr, *v_scale = Num::kScaled ? scale + 1 : nullptr;
     uint16_t *middle = Num::V::kMiddle ? middles(h, place) : nullptr, *v_middle = h.k_middle ? middle + 1 : middle;
