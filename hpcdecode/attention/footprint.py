@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Length = TypeVar("Length", int, NDArray[np.int64])
+ENDLESS = 1 << 40  # tokens of a sequence that takes no more, however long it is
 _STEP = 64  # tokens: kWindowStep of native/kv/block_table.h
 
 
@@ -50,13 +51,21 @@ class Footprint(msgspec.Struct, frozen=True):
 
         Args:
             length: Tokens of the sequence, or int64 [n] of as many.
-            shared: Of its first ones, those in whole blocks that are counted elsewhere, where groups keep all.
+            shared: Of its first ones, those in whole blocks that are counted elsewhere, by `of_blocks`.
         """
-        blocks: Length = -(-length // self.block_tokens)
-        held = self.whole * (blocks * self.block_tokens - shared) + self.groups * self.state_tokens
+        return self.of_blocks(-(-length // self.block_tokens) * self.block_tokens - shared) + self.of_states
+
+    @property
+    def of_states(self) -> int:
+        """Return the group tokens that a sequence's state counts as."""
+        return self.groups * self.state_tokens
+
+    def of_blocks(self, tokens: Length) -> Length:
+        """Return the most group tokens of so many tokens, in whole blocks, that one or several sequences hold."""
+        held: Length = self.whole * tokens
         for count, most in self.windows:
-            least = min(blocks, most) if isinstance(blocks, int) else np.minimum(blocks, most)
-            held += count * self.block_tokens * least
+            end = most * self.block_tokens
+            held += count * (min(tokens, end) if isinstance(tokens, int) else np.minimum(tokens, end))
         return held
 
     @property
@@ -67,8 +76,20 @@ class Footprint(msgspec.Struct, frozen=True):
 
     def held(self, length: float) -> float:
         """Return the tokens of all groups that a sequence of `length` tokens counts as, not rounded to blocks."""
+        return self.state_tokens + self.kept(length)
+
+    def kept(self, length: float) -> float:
+        """Return the same without its state: `length` if there are no windows."""
         windows = sum(count * min(length, most * self.block_tokens) for count, most in self.windows)
-        return self.state_tokens + (self.whole * length + windows) / self.groups
+        return (self.whole * length + windows) / self.groups if self.windows else length
+
+    def longest(self, capacity: int) -> int:
+        """Return how long a sequence may be that a capacity in tokens of all groups holds, or less; ENDLESS for any."""
+        windows = sum(count * most * self.block_tokens for count, most in self.windows)
+        room = (capacity - self.state_tokens) * self.groups - windows
+        if not self.windows or room < 0:
+            return capacity
+        return max(room // self.whole, capacity) if self.whole else ENDLESS
 
 
 WHOLE = Footprint()  # of layers that keep all tokens, which are counted one by one

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.data.prompts.feed import PromptQueue
 from hpcdecode.data.prompts.given import read_prompt
 from hpcdecode.data.prompts.live_feed import DeskClosed, DeskFull, LiveFeed
@@ -19,6 +20,7 @@ from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results.result import Result
 from hpcdecode.engine.desk import Desk
 from hpcdecode.engine.scale import Scale, capacity_of
+from hpcdecode.engine.setup import footprint_of
 from hpcdecode.errors import first_line
 from hpcdecode.report.metrics import Metrics
 from hpcdecode.report.progress import Progress
@@ -50,23 +52,24 @@ class Room:
     Attributes:
         positions: Of the model.
         tokens: Of the largest R-rank's KV cache.
-        block_tokens: Of a block of it.
+        footprint: What a sequence takes of it.
     """
 
     positions: int
     tokens: int
-    block_tokens: int
+    footprint: Footprint
 
     @classmethod
     def of(cls, engine: Engine) -> Room:
         """Return what a row may take of an engine's model and KV caches."""
         tokens = max(capacity_of(engine.options, engine.team, engine.team.group))
-        return cls(engine.max_positions, tokens, engine.setup.block_tokens)
+        footprint = footprint_of(engine.options, engine.team, engine.team.group, engine.setup)
+        return cls(engine.max_positions, tokens, footprint)
 
     def most_new(self, prompt_tokens: int, samples: int) -> int:
         """Return how many tokens each of a row's samples may generate at most, at least 1."""
-        held = self.tokens // samples - self.block_tokens
-        return max(min(self.positions, held) - prompt_tokens, 1)
+        longest = self.footprint.longest(self.tokens // samples) - self.footprint.block_tokens
+        return max(min(self.positions, longest) - prompt_tokens, 1)
 
 
 class _Events:

@@ -126,7 +126,7 @@ class SRank:
 
     @property
     def tokens_in_flight(self) -> int:
-        """Return the tokens in KV caches of the sequences in flight."""
+        """Return the tokens that KV caches keep of the sequences in flight."""
         return sum(scheduler.tokens_in_flight for scheduler in self.schedulers)
 
     def unfinished(self) -> list[Unfinished]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcdecode.attention.footprint import WHOLE, Footprint
+from hpcdecode.attention.footprint import ENDLESS, WHOLE, Footprint
 from hpcdecode.requests.prompt import Prompt
 
 LOOKAHEAD = 256  # rows looked at for each group on CPUs, and the largest B that is chosen there
@@ -50,7 +50,7 @@ def choose(
         footprint: what a sequence takes of the capacity.
         most: largest B to choose, unless a row needs more at once.
     """
-    longest = capacity if context is None else min(capacity, context)
+    longest = min(footprint.longest(capacity), ENDLESS if context is None else context)
     steps = max(max((new_tokens(p, longest) for p in first), default=max_tokens) - 1, 1)
     prompt, least = mean_prompt(first), max((at_once(p) for p in first), default=1)
     sequences = max(-(-sum(p.sequences for p in first) // groups), least)

@@ -92,7 +92,7 @@ class OptimisticPlacement(Placement):
         """Return whether `extra` has room now, and is expected to have it to the end."""
         extra = list(extra)
         blocks = {s.shared_blocks for s in extra if s.shared_blocks}
-        shared = self.footprint.whole * sum(some.tokens for some in blocks)
+        shared = sum(self.footprint.of_blocks(some.tokens) for some in blocks)
         claims = sum(self.footprint.tokens(self._first_claim(s), s.shared) for s in extra) + shared
         return self._claimed.tokens[rank] + claims <= self._room[rank] and super().fits(rank, extra)
 
@@ -166,7 +166,7 @@ class OptimisticPlacement(Placement):
                 )
 
     def _tally(self) -> Tally:
-        return Tally(len(self.capacity), self.footprint.whole)
+        return Tally(len(self.capacity), self.footprint)
 
     def _hold(self, rank: int, holder: KvHolder) -> None:
         super()._hold(rank, holder)
@@ -236,7 +236,7 @@ class OptimisticPlacement(Placement):
         load = (chance * tokens).sum(axis=0)
         margin = MARGIN * np.sqrt((chance * (1 - chance) * tokens**2).sum(axis=0))
         for blocks, last in _last_steps(holders, end[:, 0].tolist()).items():
-            load += np.where(last + 1 >= at, self.footprint.whole * blocks.tokens, 0)
+            load += np.where(last + 1 >= at, self.footprint.of_blocks(blocks.tokens), 0)
         return int((load + margin).max())
 
     def _steps_ahead(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:

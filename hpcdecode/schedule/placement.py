@@ -5,7 +5,7 @@ max(P, final - (E - t)) tokens at step t <= E. The load of an R-rank can only pe
 (FastDecode, Algorithm 1), so it is enough to look at every end step. Blocks that sequences of a request share count
 once, until the last of these sequences is gone; each sequence counts what it holds beyond. A recurrent state counts as
 a number of tokens that does not grow, and takes as long as reading another number of tokens. Room is counted in group
-tokens (`attention/footprint.py`): what windows keep counts for each sequence, whether it is shared or not.
+tokens (`attention/footprint.py`), and windows let tokens of a sequence and of shared blocks go each by itself.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Placement:
         self._speeds = np.ones(len(capacity)) if speeds is None else np.array(speeds, np.float64)
         self._held: list[set[KvHolder]] = [set() for _ in capacity]
         self._counts = np.zeros(len(self.capacity), np.int64)  # of those held
-        self._final = Tally(len(self.capacity), footprint.whole)  # what they take in the end
+        self._final = Tally(len(self.capacity), footprint)  # what they take in the end
         self._decoding = [Trajectories(state_load) for _ in range(lanes)]
         self.lacking: set[int] = set()
 
@@ -196,7 +196,7 @@ class Placement:
     def _taken(self, holders: Sequence[KvHolder]) -> int:
         """Return the group tokens that sequences and prefixes take in the end."""
         shared = {s.shared_blocks for s in holders if s.shared_blocks}
-        return sum(map(self._own, holders)) + self.footprint.whole * sum(blocks.tokens for blocks in shared)
+        return sum(map(self._own, holders)) + sum(self.footprint.of_blocks(blocks.tokens) for blocks in shared)
 
     def _own(self, holder: KvHolder) -> int:
         """Return the group tokens that a sequence or prefix takes in the end beside those that it shares."""
@@ -210,7 +210,7 @@ class Placement:
         held = np.maximum(prompt, final - np.maximum(end - at, 0))
         load = np.where(end + 1 >= at, self.footprint.tokens(held, shared), 0).sum(axis=1)
         for blocks, last in _last_steps(holders, end.tolist()).items():
-            load += np.where(last + 1 >= at[:, 0], self.footprint.whole * blocks.tokens, 0)
+            load += np.where(last + 1 >= at[:, 0], self.footprint.of_blocks(blocks.tokens), 0)
         return int(load.max())
 
     def _courses(self, holders: list[KvHolder]) -> NDArray[np.int64]:

@@ -81,9 +81,9 @@ class Scheduler:
 
     @property
     def tokens_in_flight(self) -> int:
-        """Return the tokens in KV caches of the sequences in flight."""
-        decoded = (*self.decoding, *self.ready, *self.tiers.returning.values())
-        return sum(s.length for s in decoded) + sum(s.prefilled for s in self.prefilling)
+        """Return the tokens that KV caches keep of the sequences in flight."""
+        decoded, kept = (*self.decoding, *self.ready, *self.tiers.returning.values()), self.placement.footprint.kept
+        return round(sum(kept(s.length) for s in decoded) + sum(kept(s.prefilled) for s in self.prefilling))
 
     def exhausted(self) -> bool:
         """Return whether no sequence is in flight and nothing is left to admit."""

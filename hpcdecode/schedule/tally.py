@@ -1,9 +1,10 @@
-"""Tokens on every R-rank, with blocks that several sequences share counted once."""
+"""Group tokens on every R-rank, with blocks that several sequences share counted once."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+from hpcdecode.attention.footprint import Footprint
 from hpcdecode.requests.prefix import SharedBlocks
 
 
@@ -12,15 +13,15 @@ class Tally:
 
     Args:
         ranks: number of R-ranks.
-        whole: what a token of shared blocks counts as.
+        footprint: what shared blocks take.
 
     Attributes:
         tokens: by R-rank.
     """
 
-    def __init__(self, ranks: int, whole: int = 1):
+    def __init__(self, ranks: int, footprint: Footprint):
         self.tokens = [0] * ranks
-        self._whole = whole
+        self._footprint = footprint
         self._users: Counter[SharedBlocks] = Counter()
 
     def add(self, rank: int, own: int, blocks: SharedBlocks | None) -> None:
@@ -28,7 +29,7 @@ class Tally:
         self.tokens[rank] += own
         if blocks:
             if not self._users[blocks]:
-                self.tokens[rank] += self._whole * blocks.tokens
+                self.tokens[rank] += self._footprint.of_blocks(blocks.tokens)
             self._users[blocks] += 1
 
     def remove(self, rank: int, own: int, blocks: SharedBlocks | None) -> None:
@@ -37,5 +38,5 @@ class Tally:
         if blocks:
             self._users[blocks] -= 1
             if not self._users[blocks]:
-                self.tokens[rank] -= self._whole * blocks.tokens
+                self.tokens[rank] -= self._footprint.of_blocks(blocks.tokens)
                 del self._users[blocks]

@@ -9,7 +9,7 @@ import torch
 from hpcdecode import _attn_cpu
 from hpcdecode._attn_cpu import crc32c
 from hpcdecode.attention.base import KvCapacityError, native_shapes
-from hpcdecode.attention.footprint import Footprint, largest, most_blocks
+from hpcdecode.attention.footprint import ENDLESS, Footprint, largest, most_blocks
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.sizes import bytes_per_token, capacity_for, footprint_for
@@ -226,9 +226,13 @@ def test_footprints_of_several_ranks():
     few, many = Footprint(64, 0, 1, ((1, 2),)), Footprint(64, 0, 1, ((3, 2),))
     assert largest([many, few]) is few and few.held(1280) == (1280 + 128) / 2
     longer = Footprint(64, 0, 1, ((3, 9),))
+    assert few.longest(1280) == 2 * 1280 - 128 and few.held(few.longest(1280)) == 1280
+    assert few.longest(60) == 60 and Footprint(64, 5).longest(640) == 640
+    assert Footprint(64, 0, 0, ((2, 3),)).longest(192) == ENDLESS
     assert largest([few, longer]) == Footprint(64)  # either takes more, at some length
     assert largest([Footprint(64), few]) == Footprint(64)
     lengths = np.array([1, 64, 65, 1000])
     assert many.tokens(lengths).tolist() == [many.tokens(int(n)) for n in lengths] == [256, 256, 512, 1024 + 3 * 128]
-    assert many.tokens(1000, 640) == 384 + 3 * 128
+    assert many.tokens(1000, 640) == 384 + 3 * 128 and many.tokens(700, 640) == 64 + 3 * 64
+    assert many.of_blocks(640) == 640 + 3 * 128
     assert most_blocks(128, True, 64) == 2 and most_blocks(128, False, 64) == 3 and most_blocks(1, False, 64) == 1

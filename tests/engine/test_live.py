@@ -200,7 +200,7 @@ def test_what_cannot_be_used_and_what_has_no_room(llm):
                 server.desk.submit(row)
         room = server.desk.room
         unbounded = server.desk.submit({"prompt_token_ids": [5, 6]})
-        assert unbounded.params.max_tokens == min(room.positions, room.tokens - room.block_tokens) - 2
+        assert unbounded.params.max_tokens == min(room.positions, room.tokens - room.footprint.block_tokens) - 2
         assert isinstance(server.ended(unbounded), list)
         large = {"prompt_token_ids": [5] * 9, "n": 64, "max_tokens": 2000}
         assert "n: expected at most 8" in server.ended(server.desk.submit(large)).reason
