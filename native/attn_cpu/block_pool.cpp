@@ -10,6 +10,8 @@
 namespace hpcdecode {
 namespace {
 
+static_assert(kWindowStep % kChunk == 0, "kernels read whole chunks, from the one on in which a window begins");
+
 // Gives blocks of all layers one size.
 std::vector<LayerLayout> even_out(std::vector<LayerLayout> layers) {
     size_t most = 0;

@@ -6,6 +6,8 @@
 namespace hpcdecode {
 namespace {
 
+static_assert(kWindowStep % kTile == 0, "kernels read whole tiles, from the one on in which a window begins");
+
 int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
 
 // Copies `values` to `host` + `at`; returns its address on the device.

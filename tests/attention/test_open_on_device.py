@@ -12,13 +12,14 @@ from hpcdecode.attention.cuda import CudaKvCache
 from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.hybrid import HybridKvCache
 from hpcdecode.attention.open import by_kernels, device_capacity, open_layers, open_on_device, torch_bytes
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, recurrent_shapes
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import ENDLESS_BLOCK, state_tokens_for
 from hpcdecode.attention.torch_cache import TorchKvCache
 from hpcdecode.bench.stateful_layers import random_numbers, random_rows
 
 CPU = torch.device("cpu")
 HEADS = LayerShape(2, 32, 32, 4, 0.2)
+WINDOW = replace(HEADS, window=100)
 LATENT = LayerShape(1, 48, 32, 4, 0.2, latent=True)
 STATE = RecurrentShape(4, 2, 16, 24, 4, has_beta=True)
 MODELS = {
@@ -33,6 +34,9 @@ MODELS = {
     "latents and heads": ([LATENT, HEADS], "bfloat16", "attn_cuda"),
     "heads and states": ([STATE, HEADS, STATE], "float32", "attn_cuda"),
     "latents and states": ([STATE, LATENT], "float32", "attn_cuda"),
+    "windows": ([WINDOW, WINDOW, HEADS], "bfloat16", "attn_cuda"),
+    "windows and states": ([STATE, WINDOW, HEADS, STATE], "float32", "attn_cuda"),
+    "windows, wide V": ([replace(WINDOW, v_dim=512), HEADS], "float32", "torch"),
     "states": ([STATE, STATE], "float32", None),
 }
 
@@ -41,7 +45,8 @@ def opened(layers, kv_dtype, nbytes, slots=4, host_tensors=False):
     attends = any(isinstance(shape, LayerShape) for shape in layers)
     block_tokens = 64 if attends else ENDLESS_BLOCK
     state_tokens = state_tokens_for(layers, kv_dtype, block_tokens)
-    tokens = device_capacity(layers, kv_dtype, nbytes, block_tokens, state_tokens, CPU)
+    windowed = attends and by_kernels(attention_shapes(layers), kv_dtype)
+    tokens = device_capacity(layers, kv_dtype, nbytes, block_tokens, state_tokens, CPU, windowed)
     return open_on_device(
         layers,
         [random_numbers(shape) for shape in recurrent_shapes(layers)],
@@ -52,6 +57,7 @@ def opened(layers, kv_dtype, nbytes, slots=4, host_tensors=False):
         state_tokens=state_tokens,
         device=CPU,
         host_tensors=host_tensors,
+        windowed=windowed,
     )
 
 

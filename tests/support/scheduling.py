@@ -79,14 +79,17 @@ class Machine:
         **kind,
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
-        footprint = footprint_for(shapes, "float32", block, 0, windowed=True)
+        footprint, capacity = (
+            footprint_for(shapes, "float32", block, 0, windowed=True),
+            [c // block * block for c in capacity],
+        )
         self.placement = placement(capacity, footprint, lanes, speeds)
         limits = LaneLimits(batch, period, steps, prefill_tokens, None, shared, **kind)
         swaps = tiers.swaps(len(capacity), footprint) if tiers else None
         self.tiers = tiers
         self.schedulers = [Scheduler(lane, feed, self.placement, limits, Stops(), swaps) for lane in range(lanes)]
         sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block, "windowed": True}
-        self.stores = [open_kv_cache(shapes, capacity_tokens=c // block * block, **sizes) for c in capacity]
+        self.stores = [open_kv_cache(shapes, capacity_tokens=c, **sizes) for c in capacity]
         self.parts = [
             AttentionWorker(store, [None], Timeline(), swap=tiers.open(store) if tiers else None)
             for store in self.stores
