@@ -53,12 +53,12 @@ class Footprint(msgspec.Struct, frozen=True):
             length: Tokens of the sequence, or int64 [n] of as many.
             shared: Of its first ones, those in whole blocks that are counted elsewhere, by `of_blocks`.
         """
-        return self.of_blocks(-(-length // self.block_tokens) * self.block_tokens - shared) + self.of_states
+        return self.of_blocks(self.rounded(length) - shared) + self.groups * self.state_tokens
 
-    @property
-    def of_states(self) -> int:
-        """Return the group tokens that a sequence's state counts as."""
-        return self.groups * self.state_tokens
+    def rounded(self, tokens: Length) -> Length:
+        """Return the tokens of the blocks that hold so many."""
+        blocks: Length = -(-tokens // self.block_tokens)
+        return blocks * self.block_tokens
 
     def of_blocks(self, tokens: Length) -> Length:
         """Return the most group tokens of so many tokens, in whole blocks, that one or several sequences hold."""

@@ -83,6 +83,11 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
         return positions // self.window * self.window if self.chunked else np.maximum(positions + 1 - self.window, 0)
 
     @property
+    def kept_tokens(self) -> int | None:
+        """Return how many tokens a KV cache keeps that gives up what leaves windows; None for all."""
+        return None if self.compress_rate else self.window  # entries lie among the tokens
+
+    @property
     def chooses_from(self) -> int | None:
         """Return the first position whose query attends to what is chosen, or to entries; None if none does."""
         if self.compress_rate:

@@ -104,11 +104,12 @@ def _block_bytes(
     layers: Sequence[MixerShape], kv_dtype: str, block_tokens: int | None, windowed: bool = False
 ) -> tuple[int, int]:
     """Return the bytes of a block over all layers that attend, and its tokens."""
-    nbytes, tokens = _attn_cpu.block_bytes(_native(layers), kv_dtype, block_tokens)
-    if windowed:
-        each, groups = _attn_cpu.layer_groups(_native(layers), kv_dtype, block_tokens)
-        nbytes = each * len(groups)
-    return nbytes, tokens
+    shapes = _native(layers)
+    nbytes, tokens = _attn_cpu.block_bytes(shapes, kv_dtype, block_tokens)
+    if not windowed:
+        return nbytes, tokens
+    each, groups = _attn_cpu.layer_groups(shapes, kv_dtype, tokens)
+    return each * len(groups), tokens
 
 
 def _native(layers: Sequence[MixerShape]) -> list[_attn_cpu.LayerShape]:

@@ -36,12 +36,11 @@ def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
     if me.has_r:
         me.isa, me.kv_tokens = isa() if me.kv_device == "cpu" else "", room
         if me.device == me.kv_device:
-            by_torch = torch_bytes(own, setup.kv_dtype, me.kv_device)
-            beside = (
-                0.0
-                if by_torch
-                else me.kv_resident or me.kv_tokens * bytes_per_token(own, setup.kv_dtype, windowed=me.kv_windowed)
-            )
+            beside: float = me.kv_resident
+            if torch_bytes(own, setup.kv_dtype, me.kv_device):
+                beside = 0.0
+            elif not beside:
+                beside = me.kv_tokens * bytes_per_token(own, setup.kv_dtype, windowed=me.kv_windowed)
             limit_torch(me.device, options.gpu_memory, beside)
     team.ranks[:] = team.gather_all(me, Rank)
     for rank in team.ranks:

@@ -119,8 +119,8 @@ def by_window(layers: Iterable[MixerShape]) -> dict[int, list[LayerShape]]:
     """Return the layers that see the last tokens alone, by how many; without those with compressed entries."""
     found: dict[int, list[LayerShape]] = {}
     for s in layers:
-        if isinstance(s, LayerShape) and s.window and not s.compress_rate:
-            found.setdefault(s.window, []).append(s)
+        if isinstance(s, LayerShape) and s.kept_tokens is not None:
+            found.setdefault(s.kept_tokens, []).append(s)
     return dict(sorted(found.items()))
 
 

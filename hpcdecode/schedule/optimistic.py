@@ -207,7 +207,7 @@ class OptimisticPlacement(Placement):
     def _first_claim(self, holder: KvHolder) -> int:
         """Return the tokens, in whole blocks, for which a sequence or prefix claims room until it has decoded."""
         tokens = holder.final_length if reserves(holder) else min(holder.prompt_length + 1, holder.final_length)
-        return -(-tokens // self.block_tokens) * self.block_tokens
+        return self.footprint.rounded(tokens)
 
     def _grow_later(self, claim: Claim) -> None:
         """Note the step whose plan claims one more block for a sequence, if it may ever need one."""

@@ -88,7 +88,7 @@ size_t BlockPool::place() {
         s.offset = end;
         end += (s.block_bytes * block_count() + 4095) / 4096 * 4096;
     }
-    if (groups() == 1 && strips_.size() == layers_.size())
+    if (strips_.size() == layers_.size())  // else one has all
         for (size_t i = 0; i < layers_.size(); ++i) layers_[i].offset = strips_[i].offset;
     return end;
 }
@@ -151,7 +151,7 @@ HeadView BlockPool::index_view(int layer, int slot) const {
 }
 
 std::vector<int32_t> BlockPool::some_blocks(int slot, int64_t first, size_t size) const {
-    std::vector<int32_t> some = length(slot) > 0 ? held_blocks(slot) : std::vector<int32_t>{};
+    const std::vector<int32_t> some = held_blocks(slot);
     const auto held = static_cast<int64_t>(some.size()), count = static_cast<int64_t>(size / block_bytes());
     if (size % block_bytes() != 0 || first < 0 || first > held || count > held - first) {
         throw std::invalid_argument("slot " + std::to_string(slot) + " holds " + std::to_string(held) + " blocks of " +

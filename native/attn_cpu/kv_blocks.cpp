@@ -5,7 +5,7 @@ namespace hpcdecode {
 
 int64_t KvCache::held_blocks(int slot) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return pool_.length(slot) == 0 ? 0 : static_cast<int64_t>(pool_.held_blocks(slot).size());
+    return static_cast<int64_t>(pool_.held_blocks(slot).size());
 }
 
 uint32_t KvCache::copy_out(int slot, int64_t first, uint8_t* to, size_t size) {

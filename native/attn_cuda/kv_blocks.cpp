@@ -45,7 +45,7 @@ void KvCache::truncate(int slot, int64_t length) {
 
 std::vector<int32_t> KvCache::blocks(int slot) {
     const std::lock_guard lock(mutex_);
-    return table_.length(slot) == 0 ? std::vector<int32_t>{} : table_.held_blocks(slot);  // throws unless it is open
+    return table_.held_blocks(slot);
 }
 
 int64_t KvCache::length(int slot) {

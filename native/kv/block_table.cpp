@@ -145,6 +145,12 @@ void BlockTable::drop_block(int32_t block) {
     if (--references_[block] == 0) free_[node_of(block)].push_back(block);
 }
 
+// Drops the blocks of a group from a place on, the last one first.
+void BlockTable::drop_from(std::vector<int32_t>& held, size_t place) {
+    for (; held.size() > place; held.pop_back())
+        if (held.back() >= 0) drop_block(held.back());
+}
+
 // Returns whether a slot that grows to `length` writes to its last block of a group, which others hold, too.
 bool BlockTable::copies_tail(const Slot& s, int group, int64_t length) const {
     if (length == s.length || s.length % block_tokens_ == 0) return false;
@@ -235,10 +241,7 @@ void BlockTable::release(const int32_t* slots, int n) {
     for (int i = 0; i < n; ++i) opened(slots[i]);
     for (int i = 0; i < n; ++i) {
         Slot& s = slots_[slots[i]];
-        for (std::vector<int32_t>& held : s.blocks) {
-            for (; !held.empty(); held.pop_back())
-                if (held.back() >= 0) drop_block(held.back());
-        }
+        for (std::vector<int32_t>& held : s.blocks) drop_from(held, 0);
         s.length = 0;
         s.open = false;
     }
@@ -265,15 +268,12 @@ void BlockTable::truncate(int slot, int64_t length) {
     }
     Slot& s = slots_[slot];
     s.length = length;
-    for (std::vector<int32_t>& held : s.blocks) {
-        for (; static_cast<int64_t>(held.size()) > blocks_for(length); held.pop_back())
-            if (held.back() >= 0) drop_block(held.back());
-    }
+    for (std::vector<int32_t>& held : s.blocks) drop_from(held, static_cast<size_t>(blocks_for(length)));
 }
 
 std::vector<int32_t> BlockTable::held_blocks(int slot) const {
     std::vector<int32_t> all;
-    for (const std::vector<int32_t>& held : slots_[slot].blocks)
+    for (const std::vector<int32_t>& held : opened(slot).blocks)
         std::copy_if(held.begin(), held.end(), std::back_inserter(all), [](int32_t block) { return block >= 0; });
     return all;
 }

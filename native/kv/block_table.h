@@ -50,7 +50,7 @@ class BlockTable {
     int64_t first_held(int group, int64_t length) const {
         return windows_[group].first(length) / kWindowStep * kWindowStep / block_tokens_;
     }
-    std::vector<int32_t> held_blocks(int slot) const;             // of all groups
+    std::vector<int32_t> held_blocks(int slot) const;             // of all groups; checks the slot
     const std::vector<int32_t>& taken() const { return taken_; }  // by the last `extend`, those to copy to included
     int home(int slot) const { return slots_[slot].home; }        // NUMA node
     int32_t references(int32_t block) const { return references_[block]; }
@@ -98,6 +98,7 @@ class BlockTable {
     void check_tail(int slot, int64_t count) const;
     bool copies_tail(const Slot& s, int group, int64_t length) const;
     int64_t missing(const Slot& s, int group, int64_t length) const;
+    void drop_from(std::vector<int32_t>& held, size_t place);
     void leave_windows(Slot& s, int64_t length, std::vector<Left>& left);
     void take_back(const std::vector<Left>& left);
     int64_t blocks_for(int64_t tokens) const { return (tokens + block_tokens_ - 1) / block_tokens_; }

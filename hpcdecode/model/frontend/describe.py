@@ -76,7 +76,9 @@ def describe(parts: Split, attends: Sequence[MixerShape], dtype: torch.dtype) ->
         "wire_bytes_per_token": sum(t["bytes_per_token"] for t in tensors),
         "kv_bytes_per_token": sum(map(kept_bytes, attends, wire)),
         "kv_bytes_beyond_windows": sum(
-            kept_bytes(shape, own) for shape, own in zip(attends, wire, strict=True) if not _drops(shape)
+            kept_bytes(shape, own)
+            for shape, own in zip(attends, wire, strict=True)
+            if not isinstance(shape, LayerShape) or shape.kept_tokens is None
         ),
         "state_bytes": state_bytes(attends),
     }
@@ -100,11 +102,6 @@ def kept_bytes(shape: MixerShape, wire: Sequence[WireTensor]) -> int:
     rate = max(shape.compress_rate, 1)
     parts = {"k": 1, "v": 1, "entry": rate, "index k": rate}
     return round(sum(t["bytes_per_token"] / parts[t["name"]] for t in wire if t["name"] in parts))
-
-
-def _drops(shape: MixerShape) -> bool:
-    """Return whether R-ranks give up tokens that leave a layer's window."""
-    return isinstance(shape, LayerShape) and bool(shape.window) and not shape.compress_rate
 
 
 def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
