@@ -59,6 +59,121 @@ class LayerShape:
             ValueError: If window or softcap is not positive, or a chunk has no window.
         """
 
+class RecurrentShape:
+    """The shape of one recurrent layer."""
+
+    def __init__(
+        self,
+        heads: int,
+        k_heads: int,
+        k_dim: int,
+        v_dim: int,
+        taps: int,
+        silu: bool,
+        delta: bool,
+        normalised: bool,
+        scale: float,
+        decay_dim: int,
+        has_beta: bool,
+        has_rate: bool,
+        compress_rate: int = 0,
+        overlaps: bool = False,
+    ) -> None:
+        """Describe a recurrent layer.
+
+        The channels of q, k and v go through the convolution. Then a token changes the state S [k_dim, v_dim] of each
+        head: S = exp(decay) * S; e = v - S^T k if delta, else v; e = beta * e; S = S + k e^T; o = S^T q + skip * v.
+        Arithmetic is in float32, and o is rounded once.
+
+        Args:
+            heads: Number of heads of v, decay, beta and the state.
+            k_heads: Number of heads of q and k; head h uses k head h // (heads // k_heads).
+            k_dim: Elements of a head of q and k; 0 for a layer without a state, whose output is v.
+            v_dim: Elements of a head of v.
+            taps: Taps of a causal convolution of each channel of q, k and v; 0 for none.
+            silu: True if its result goes through SiLU.
+            delta: True for the delta rule.
+            normalised: True if q and k of each head become x / sqrt(sum(x^2) + 1e-6) after the convolution.
+            scale: Factor of q, after that.
+            decay_dim: Log decays of a head: 1, or k_dim for one of each row of the state.
+            has_beta: True if each head has a factor of what is written.
+            has_rate: True if the log decay is beta * rate, and not in the rows.
+            compress_rate: Tokens of a window of a compressor, whose rows are [values | gates in float32] and whose
+                heads are channels; 0 for none.
+            overlaps: True if each of its means is over the window before, too, for which rows then have values and
+                gates in front of the others.
+
+        Raises:
+            ValueError: If the numbers make no sense together.
+        """
+
+    def row_columns(self, dtype: str) -> int:
+        """Return the columns of a row [q | k | v | decay | beta] in float32 or bfloat16.
+
+        q, k and v are of this dtype. Decays [heads * decay_dim], left out with has_rate or k_dim 0, and betas [heads],
+        if has_beta, are float32; each takes two columns of bfloat16.
+        """
+
+    @property
+    def out_columns(self) -> int:
+        """Columns of the output: heads * v_dim."""
+
+class Recurrence:
+    """A recurrent layer whose states are on a device.
+
+    It keeps nothing itself: memory is given by addresses on the device, 0 for none, and must stay while it lives.
+    """
+
+    def __init__(
+        self,
+        shape: RecurrentShape,
+        state_dtype: str,
+        convolution: int,
+        bias: int,
+        rate: int,
+        skip: int,
+        windows: int,
+        states: int,
+        device: int,
+    ) -> None:
+        """Describe a layer.
+
+        Args:
+            shape: Shape of the layer, which serves_states.
+            state_dtype: float32, or bfloat16: states are rounded to it after every token.
+            convolution: float32 [taps, channels].
+            bias: float32 [channels].
+            rate: float32 [heads, decay_dim]; where v_dim is 1 [decay_dim, heads].
+            skip: float32 [heads].
+            windows: float32 [places, taps - 1, channels].
+            states: [places, heads, k_dim, v_dim]; where v_dim is 1 [places, k_dim, heads].
+            device: Number of the device.
+
+        Raises:
+            ValueError: If the shape has no kernels, or memory is missing.
+        """
+
+    def advance(
+        self, sequences: int, count: int, longest: int, rows: _Matrix, out: _Matrix, inputs: int, stream: int
+    ) -> None:
+        """Take tokens through the layer. A token's result does not depend on what else is in the call.
+
+        Args:
+            sequences: Address on the device of int32 [3, count]: places, numbers of tokens, first rows.
+            count: Number of sequences.
+            longest: Most tokens of one.
+            rows: Rows [q | k | v | decay | beta] of the tokens on the device, those of a sequence in order.
+            out: Result on the device, [rows, out_columns], of the same dtype; overwritten.
+            inputs: Address on the device for float32 [rows, channels], of layers with a convolution and states.
+            stream: Address of the CUDA stream, or 0 for the default one.
+
+        Raises:
+            ValueError: If matrices have other sizes.
+        """
+
+def serves_states(shape: RecurrentShape) -> bool:
+    """Return whether there are kernels for a recurrent layer."""
+
 class KvCache:
     """A paged KV cache in a device's memory, with the kernels that attend to it.
 

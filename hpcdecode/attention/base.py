@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.shapes import LayerShape, MixerShape
+from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape
 from hpcdecode.errors import UserError
 
 if TYPE_CHECKING:
@@ -254,3 +254,26 @@ def native_shapes(layers: Sequence[LayerShape], shape: Callable[..., _Shape]) ->
         more = {"chunked": s.chunked, "compress_rate": s.compress_rate}
         made.append(shape(*heads, s.scale, s.window, s.softcap, s.sinks, s.latent, *chosen, **more))
     return made
+
+
+def native_states(layers: Sequence[RecurrentShape], shape: Callable[..., _Shape]) -> list[_Shape]:
+    """Return `layers` as objects of a native module, whose class RecurrentShape is `shape`."""
+    return [
+        shape(
+            s.heads,
+            s.k_heads,
+            s.k_dim,
+            s.v_dim,
+            s.taps,
+            s.silu,
+            s.delta,
+            s.normalised,
+            s.scale,
+            s.decay_dim,
+            s.has_beta,
+            s.has_rate,
+            s.compress_rate,
+            s.overlaps,
+        )
+        for s in layers
+    ]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
 
 from hpcdecode.attention.recurrence import floats_in
 from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.state_calls import StateCall, TorchSteps
 
 _NO_GATE = -1e30  # of a mean of nothing
 _OWN, _NEXT, _BEFORE = range(3)  # means: of this window for itself and for the next, and of the one before for this
 
 
 class Compressor:
-    """The means of a layer, by place, as `Recurrence` keeps states.
+    """The means of a layer, by place, as `LayerStates` keeps states.
 
     A mean has the largest gate, the sum of exp(gate - largest), and that sum of values, of every channel.
 
@@ -43,21 +42,19 @@ class Compressor:
         """Copy what is at a place to another one."""
         self._states[target], self._seen[target] = self._states[source], self._seen[source]
 
-    def advance(self, places: Tensor, sizes: Sequence[int], sources: Mapping[int, Tensor], rows: Tensor) -> Tensor:
-        """Advance sequences by their tokens, and return the means as of each, float32 [t, out_columns].
+    def advance(self, call: StateCall, rows: Tensor, out: Tensor) -> None:
+        """Advance sequences by their tokens, whose rows are [values | gates], as `StateStore.run`."""
+        call.by_steps(rows, out, self._advanced)
 
-        Args:
-            places: Of the sequences, int64 [n], those of more tokens first.
-            sizes: Number of sequences that have a token at each step.
-            sources: Of convolutions; not used.
-            rows: [values | gates] of the tokens, step after step, [t, row_columns].
-        """
+    def _advanced(self, steps: TorchSteps, rows: Tensor) -> Tensor:
+        """Return the means as of each token, float32 [t, out_columns], of rows [t, row_columns], step after step."""
         shape = self.shape
         parts = rows.split(shape.widths, 1)
         values, gates = (x.unflatten(1, (-1, shape.heads)) for x in (parts[2].float(), floats_in(parts[3])))
+        places = steps.places
         means, seen = self._states.index_select(0, places), self._seen.index_select(0, places)
         out, first = torch.empty(len(rows), shape.heads, device=rows.device), 0
-        for size in sizes:
+        for size in steps.sizes:
             own, now = slice(first, first + size), means[:size]
             self._begin(now, seen[:size] % shape.compress_rate == 0)
             for series in range(values.shape[1]):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.base import KvCache
+from hpcdecode.attention.base import KvCache, native_states
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
 from hpcdecode.errors import UserError
@@ -91,25 +91,7 @@ class CpuStateStore:
 
 def native_recurrent(layers: Sequence[RecurrentShape]) -> list[_attn_cpu.RecurrentShape]:
     """Return shapes as objects of the native module."""
-    return [
-        _attn_cpu.RecurrentShape(
-            s.heads,
-            s.k_heads,
-            s.k_dim,
-            s.v_dim,
-            s.taps,
-            s.silu,
-            s.delta,
-            s.normalised,
-            s.scale,
-            s.decay_dim,
-            s.has_beta,
-            s.has_rate,
-            s.compress_rate,
-            s.overlaps,
-        )
-        for s in layers
-    ]
+    return native_states(layers, _attn_cpu.RecurrentShape)
 
 
 def row_dtype(layers: Sequence[RecurrentShape]) -> str:

@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from hpcdecode.attention.base import DEFAULT_BLOCK_TOKENS, FloatArray, IntArray, KvCapacityError, Matrix, native_shapes
+from hpcdecode.attention.base import (
+    DEFAULT_BLOCK_TOKENS,
+    FloatArray,
+    IntArray,
+    KvCapacityError,
+    Matrix,
+    native_shapes,
+    native_states,
+)
 from hpcdecode.attention.clocks import clock_of
 from hpcdecode.attention.native import NativeKvCache
-from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.shapes import LayerShape, RecurrentShape
 from hpcdecode.errors import UserError
 from hpcdecode.system.gpus import use_gpu
 
@@ -38,6 +46,14 @@ class CudaModule(Protocol):
         """Return the class of native shapes."""
 
     @property
+    def RecurrentShape(self) -> type[_attn_cuda.RecurrentShape]:
+        """Return the class of native shapes of recurrent layers."""
+
+    @property
+    def Recurrence(self) -> type[_attn_cuda.Recurrence]:
+        """Return the class of recurrent layers."""
+
+    @property
     def CapacityError(self) -> type[_attn_cuda.CapacityError]:
         """Return the error of a full KV cache."""
 
@@ -51,6 +67,9 @@ class CudaModule(Protocol):
 
     def serves(self, layers: Sequence[_attn_cuda.LayerShape], kv_dtype: str, device: int) -> bool:
         """Return whether there are kernels for these layers, and room for them in a device's shared memory."""
+
+    def serves_states(self, shape: _attn_cuda.RecurrentShape) -> bool:
+        """Return whether there are kernels for a recurrent layer."""
 
     def expand_weights(
         self,
@@ -138,6 +157,15 @@ def serves(layers: Sequence[LayerShape], kv_dtype: str, device: torch.device) ->
         return False
     module = native(device)
     return not layers or module.serves(native_shapes(layers, module.LayerShape), kv_dtype, device.index or 0)
+
+
+def serves_states(shape: RecurrentShape, device: torch.device | str = "cpu") -> bool:
+    """Return whether there are kernels for a recurrent layer; none if this hpcdecode was built without CUDA."""
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not built()):
+        return False
+    module = native(device)
+    return module.serves_states(native_states([shape], module.RecurrentShape)[0])
 
 
 def block_bytes(layers: Sequence[LayerShape], kv_dtype: str, block_tokens: int, device: torch.device) -> int:

@@ -11,6 +11,7 @@ from hpcdecode.attention.base import BACKENDS, KvCache
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.cpu_states import CpuStateStore
 from hpcdecode.attention.cuda import CudaKvCache
+from hpcdecode.attention.device_states import DeviceStateStore
 from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.hybrid import HybridKvCache
 from hpcdecode.attention.reference import ReferenceKvCache
@@ -25,7 +26,6 @@ from hpcdecode.attention.shapes import (
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.attention.torch_cache import TorchKvCache
 from hpcdecode.attention.torch_rows import layer_bytes
-from hpcdecode.attention.torch_states import TorchStateStore
 
 
 def open_kv_cache(
@@ -180,7 +180,7 @@ def open_on_device(
     if keep:
         each = state_tokens if attend else state_tokens + block_tokens
         states = min(max_sequences, max(capacity_tokens // each, 1))
-        store = TorchStateStore(keep, weights, max_sequences, states, device)
+        store = DeviceStateStore(keep, weights, max_sequences, states, device)
         kv_cache = HybridKvCache(layers, kv_cache, store, capacity_tokens, state_tokens, block_tokens)
     assert kv_cache is not None, "expected a model with layers that attend or keep states"
     return HostKvCache(kv_cache, device) if host_tensors else kv_cache

@@ -2,76 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.layer_states import LayerStates
+from hpcdecode.attention.state_calls import StateCall, TorchSteps
 from hpcdecode.attention.states import EPSILON
 
 
-class Recurrence:
-    """The states of a layer, by place.
+class TorchLayerStates(LayerStates):
+    """States that torch's operations advance: all tokens of one position at once, one position after another.
 
-    Args:
-        shape: Shape of the layer.
-        weights: Its weights, on the host.
-        states: Number of places.
-        device: Of the states.
-
-    Attributes:
-        shape: Shape of the layer.
-
-    Raises:
-        ValueError: If a weight has another shape.
+    Numbers are float32, in element-wise products and sums over a head, so that a sequence's states do not depend on
+    what else is in a call as far as torch sums rows of one size alike.
     """
 
-    def __init__(self, shape: RecurrentShape, weights: RecurrentWeights, states: int, device: torch.device) -> None:
-        self.shape = shape
-        sizes = {
-            "convolution": (shape.channels, shape.taps),
-            "bias": (shape.channels,),
-            "rate": (shape.heads * shape.decay_dim,),
-            "skip": (shape.heads,),
-        }
-        for name, size in sizes.items():
-            weight = getattr(weights, name)
-            if weight is not None and tuple(weight.shape) != size:
-                raise ValueError(f"{name}: expected shape {list(size)}, got {list(weight.shape)}")
-        if (weights.convolution is not None) != (shape.taps > 0) or (weights.rate is not None) != shape.has_rate:
-            raise ValueError("expected weights of a convolution and rates if the shape has them, and only then")
-        self._weights = RecurrentWeights(*(None if w is None else w.to(device, torch.float32) for w in weights))
-        kept = torch.bfloat16 if shape.state_dtype == "bfloat16" else torch.float32
-        self._windows = torch.zeros(states, max(shape.taps - 1, 0), shape.channels, device=device)
-        self._states = torch.zeros(states, shape.heads, shape.k_dim, shape.v_dim, dtype=kept, device=device)
+    def advance(self, call: StateCall, rows: Tensor, out: Tensor) -> None:
+        """Advance sequences by their tokens, as `CudaLayerStates.advance`."""
+        call.by_steps(rows, out, self._advanced)
 
-    def clear(self, places: Tensor) -> None:
-        """Let sequences begin; places: int64 [n]."""
-        self._windows.index_fill_(0, places, 0.0)
-        self._states.index_fill_(0, places, 0.0)
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy what is at a place to another one."""
-        self._windows[target] = self._windows[source]
-        self._states[target] = self._states[source]
-
-    def advance(self, places: Tensor, sizes: Sequence[int], sources: Mapping[int, Tensor], rows: Tensor) -> Tensor:
-        """Advance sequences by their tokens, and return the outputs, float32 [t, out_columns].
-
-        Args:
-            places: Of the sequences, int64 [n], those of more tokens first.
-            sizes: Number of sequences that have a token at each step.
-            sources: By number of taps, what the convolution of each token and the windows after it read, int64
-                [taps, t + n]: of the windows before, [n * (taps - 1)], and behind these the tokens.
-            rows: [q | k | v | decay | beta] of the tokens, step after step, [t, row_columns].
-        """
+    def _advanced(self, steps: TorchSteps, rows: Tensor) -> Tensor:
+        """Return the outputs, float32 [t, out_columns], of rows [t, row_columns], step after step."""
         shape = self.shape
         *inputs, decay, beta = rows.split(shape.widths, 1)
         u = torch.cat(inputs, 1).float()
         if shape.taps:
-            u = self._convolved(places, sources.get(shape.taps), u)
+            u = self._convolved(steps.places, steps.sources.get(shape.taps), u)
         q, k, v = u.split(list(shape.widths[:3]), 1)
         if not shape.k_dim:
             alone: Tensor = v
@@ -79,7 +38,8 @@ class Recurrence:
         factor = floats_in(beta) if shape.has_beta else None
         logs = floats_in(decay) if self._weights.rate is None else self._rates(factor)
         q, k = self._heads(q) * shape.scale, self._heads(k)
-        return self._recurred(places, sizes, q, k, v.unflatten(1, (shape.heads, -1)), logs, factor).flatten(1)
+        v = v.unflatten(1, (shape.heads, -1))
+        return self._recurred(steps.places, steps.sizes, q, k, v, logs, factor).flatten(1)
 
     def _convolved(self, places: Tensor, sources: Tensor | None, u: Tensor) -> Tensor:
         """Return the causal convolution of tokens u [t, channels], and keep the windows after them."""

@@ -18,12 +18,11 @@ from hpcdecode.planning.hardware import (
     LinkSpeed,
 )
 from hpcdecode.planning.layer_work import (
-    PROMPT_STATE_PASSES,
-    STATE_PASSES,
     attend_flop,
     by_window,
     device_attend_flop,
     device_kv_bytes,
+    device_state_bytes,
     indexed,
     kv_bytes,
     most_chosen,
@@ -31,7 +30,6 @@ from hpcdecode.planning.layer_work import (
     read_bytes,
     score_flop,
     state_bytes_moved,
-    state_float_bytes,
     state_flop,
     window_bytes,
     window_flop,
@@ -132,7 +130,8 @@ def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device, *, kernel
 
     Attention reads K and V of a cached token once (FastDecode: the R-part is bound by memory); over latents its FLOP
     take longer. A step reads and writes a sequence's states, whatever its length. The tokens of a prompt go through
-    states that stay in cache. Torch's operations, which do what has no `kernels`, move more, and states of prompts.
+    states that stay in cache or registers. Torch's operations, which do what has no `kernels`, move more, and states of
+    prompts.
     """
     flop_per_second, floats_per_second, bytes_per_second = (
         r.flop_per_second * COMPUTE_EFFICIENCY,
@@ -145,7 +144,7 @@ def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device, *, kernel
     attended = float(attend_flop(layers))
     if not kernels:
         cached, attended = device_kv_bytes(plain, kv_dtype), device_attend_flop(layers)
-        states, prompts = (state_float_bytes(layers) * passes for passes in (STATE_PASSES, PROMPT_STATE_PASSES))
+        states, prompts = device_state_bytes(layers)
     return _RSeconds(
         max(cached / bytes_per_second, attended / flop_per_second),
         max(states / bytes_per_second, recurrence) + window,

@@ -20,8 +20,8 @@ _SCORE_PASSES = 9  # through float32 scores, from their product to that of weigh
 _RESULT_PASSES = 4  # through float32 results of chunks
 _LATENT_EFFICIENCY = 0.085  # of a GPU's peak FLOP/s, of kernels over latents: 128 heads of DeepSeek-V3 on an H100
 _CODE_READS = {"int8": 1.8, "k8v4": 2.8, "int4": 3.2}  # bytes of bfloat16 that take as long as one, on an H100
-STATE_PASSES = 14  # through float32 states: they are gathered, decayed, summed twice, added to and put back
-PROMPT_STATE_PASSES = 10  # of these for every token of a prompt
+_STATE_PASSES = 14  # of torch's operations through float32 states: gathered, decayed, summed twice, added to, put back
+_PROMPT_STATE_PASSES = 10  # of these for every token of a prompt
 
 
 def device_kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
@@ -53,9 +53,19 @@ def device_attend_flop(layers: Sequence[MixerShape]) -> float:
     return attend_flop(layers) + latents * (COMPUTE_EFFICIENCY / _LATENT_EFFICIENCY - 1)
 
 
-def state_float_bytes(layers: Iterable[MixerShape]) -> int:
-    """Return the bytes of a sequence's states in float32, without windows of convolutions."""
-    return sum(4 * s.numbers for s in layers if isinstance(s, RecurrentShape))
+def device_state_bytes(layers: Iterable[MixerShape]) -> tuple[float, float]:
+    """Return the bytes of states that a GPU moves for a token of a sequence that decodes, and for one of a prompt.
+
+    Kernels read and write states once a call. Torch's operations, which advance what has no kernels, go through them
+    several times for every token.
+    """
+    from hpcdecode.attention.cuda import serves_states
+
+    states = [s for s in layers if isinstance(s, RecurrentShape)]
+    by_torch = [s for s in states if not serves_states(s)]
+    floats = sum(4.0 * s.numbers for s in by_torch)
+    moved = state_bytes_moved(s for s in states if s not in by_torch)
+    return moved + _STATE_PASSES * floats, _PROMPT_STATE_PASSES * floats
 
 
 def kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "bind_states.h"
+#include "bind_recurrent.h"
 #include "prefill.h"
 #include "region_play.h"
 #include "tensor.h"

@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "bind_states.h"
+#include "bind_recurrent.h"
 #include "step_layers.h"
 #include "tensor.h"
 

@@ -8,8 +8,6 @@
 namespace hpcdecode {
 
 constexpr int kMaxRecurTokens = 32;  // tokens of a sequence whose inputs are prepared together
-constexpr int kMaxTaps = 64;         // of a convolution
-constexpr int kMaxLaneRows = 256;    // k_dim of layers of lanes
 
 // A recurrent layer. RecurrentShape says what the numbers mean; channels are those of q, k and v, in this order.
 //

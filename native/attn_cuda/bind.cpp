@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind_ranges.h"
+#include "bind_recurrence.h"
 #include "kv_cache.h"
 #include "tensor.h"
 #include "weights_api.h"
@@ -76,6 +77,7 @@ void release(KvCache& e, nb::handle slots) {
 NB_MODULE(HPCDECODE_MODULE, m) {
     m.doc() = "Attention on a device: the KV cache of an R-rank with a GPU, or of the emulation of one.";
     bind_common(m);
+    bind_recurrence(m);
 
     nb::class_<KvCache> kv_cache(m, "KvCache",
                                  R"(A paged KV cache in a device's memory, with the kernels that attend to it.

@@ -1,4 +1,5 @@
-// The data types of the KV cache and of activations. Plain data only, because kernels include this header too.
+// The data types of the KV cache and of activations, and limits. Plain data only, because kernels include this header
+// too.
 #pragma once
 #include <cstdint>
 
@@ -13,6 +14,8 @@ namespace hpcdecode {
 enum class KvType : int { kF32, kF16, kBF16, kI8, kK8V4, kI4 };
 enum class ActType : int { kF32, kBF16 };
 constexpr int kNumKvTypes = 6;
+constexpr int kMaxTaps = 64;       // of a recurrent layer's convolution
+constexpr int kMaxLaneRows = 256;  // k_dim of recurrent layers whose heads have one value
 
 // Which of the positions up to its own a query sees: the last `size`, or those of its own chunk of so many.
 struct Window {

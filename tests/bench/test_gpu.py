@@ -44,7 +44,7 @@ def test_every_part_yields_its_cases(tmp_path):
     names = (
         ["attention"] * 3
         + ["attention"]  # k8v4 is no data type of latents
-        + ["states by torch"]
+        + ["states of gated-deltanet", "prompts through states of gated-deltanet"]
         + ["slices", "transfers", "job", "S-rank idle while rows decode", "job"]
     )
     assert [c["case"].split(",")[0] for c in found] == names

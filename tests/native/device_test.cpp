@@ -6,6 +6,7 @@
 
 #include "block.h"
 #include "check.h"
+#include "device_states.h"
 #include "kv_cache.h"
 #include "random_rows.h"
 #include "weights_api.h"
@@ -146,5 +147,6 @@ int main() {
     for (int form = static_cast<int>(ops::WeightForm::int4); form <= static_cast<int>(ops::WeightForm::q6_k); ++form)
         for (ActType act : kActs)
             for (int outputs : {16, 33, 70}) expand_case(static_cast<ops::WeightForm>(form), act, 2, outputs, 1280);
+    check_states();
     return report("device");
 }

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from hpcdecode.attention.base import KV_DTYPES
 from hpcdecode.attention.footprint import WHOLE, Footprint
-from hpcdecode.attention.shapes import IndexerShape, LayerShape, RecurrentShape
+from hpcdecode.attention.shapes import IndexerShape, LayerShape, MixerShape, RecurrentShape
 from hpcdecode.attention.sizes import ENDLESS_BLOCK
 from hpcdecode.cli import main
 from hpcdecode.errors import UserError
@@ -118,8 +118,16 @@ def test_an_r_rank_takes_the_longer_of_bytes_and_flop():
     assert two.wire_seconds_per_token > latent.wire_seconds_per_token / 2  # each member sends the latent
 
 
+def _odd(shape: MixerShape) -> MixerShape:
+    """A shape of states whose rows no kernel takes."""
+    return replace(shape, v_dim=126) if isinstance(shape, RecurrentShape) else shape
+
+
 def test_on_a_gpu_torch_moves_more_than_kernels_would():
-    """Kernels read K, V and latents once; torch gathers int8 latents, and goes through scores and states many times."""
+    """Kernels read K, V, latents and states once; torch gathers int8 latents, and goes through scores many times.
+
+    So it goes through states for which there are no kernels.
+    """
     reading = H100.bytes_per_second * H100.cache_share
     hybrid, latent, heads = (of_devices(size, H100, H100, 1e12, 0.0) for size in (HYBRID, MLA, EXPANDED))
     assert heads.attend_seconds_per_cached_token == pytest.approx(60 * 81_920 / reading)
@@ -131,9 +139,13 @@ def test_on_a_gpu_torch_moves_more_than_kernels_would():
     codes = of_devices(MLA, H100, H100, 1e12, 0.0, "int8")
     moved = 4 * 580 + 4 * 128 * (9 + 4 * 514 / 512)
     assert codes.attend_seconds_per_cached_token == pytest.approx(60 * moved / reading)
-    state = 36 * 32 * 128 * 128 * 4
-    assert hybrid.attend_seconds_per_sequence == pytest.approx(14 * state / reading)
-    assert hybrid.append_seconds_per_prompt_token == pytest.approx(10 * state / reading)
+    state, window = 36 * 32 * 128 * 128 * 4, 36 * 4 * 64 * 128 * 2
+    assert hybrid.attend_seconds_per_sequence == pytest.approx((2 * state + window) / reading)
+    assert 0 < hybrid.append_seconds_per_prompt_token < hybrid.attend_seconds_per_sequence
+    odd = replace(HYBRID, shapes=tuple(_odd(shape) for shape in HYBRID.shapes))
+    by_torch = of_devices(odd, H100, H100, 1e12, 0.0)
+    assert by_torch.attend_seconds_per_sequence == pytest.approx(14 * state * 126 / 128 / reading)
+    assert by_torch.append_seconds_per_prompt_token == pytest.approx(10 * state * 126 / 128 / reading)
     other = of_devices(MLA, H100, H100, 1e12, 0.0, "int8", kernels=True)
     assert other.attend_seconds_per_cached_token == pytest.approx(flop / (COMPUTE_EFFICIENCY * H100.flop_per_second))
     assert other.attend_seconds_per_cached_token < codes.attend_seconds_per_cached_token / 5

@@ -1,4 +1,7 @@
-"""The store of recurrent states in torch, as on a GPU: against float64 and the store of CPUs, and in any company."""
+"""The store of recurrent states of a GPU, by kernels, emulated here, and by torch's operations.
+
+Both are compared with float64 and the store of CPUs, and a sequence alone with the same one in company.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,47 @@ import torch
 from msgspec.structs import replace
 
 from hpcdecode.attention.base import KvCapacityError
+from hpcdecode.attention.cuda import serves_states
+from hpcdecode.attention.device_states import DeviceStateStore
 from hpcdecode.attention.shapes import RecurrentShape
-from hpcdecode.attention.torch_states import TorchStateStore
 from hpcdecode.bench.stateful_layers import exact, random_numbers, random_rows
 from tests.support.recurrent_cases import LAYERS, open_store, step, take
 from tests.support.told import Told
+
+SIZES = {  # that the kernels cut in other ways
+    "large_head": RecurrentShape(2, 1, 200, 160, 4, True, True, True, 0.1, 1, True),
+    "narrow_rows": RecurrentShape(4, 2, 40, 12, 2, True, False, True, 0.4, 40, True, True),
+    "one_tap": RecurrentShape(2, 2, 16, 8, 1, True, has_beta=True),
+    "long_lanes": RecurrentShape(130, 1, 50, 1, 4, True, decay_dim=50, has_beta=True),
+}
+EVERY = LAYERS | SIZES
+WAYS = [(name, True) for name in EVERY if serves_states(EVERY[name])] + [(name, False) for name in EVERY]
+ways = pytest.mark.parametrize("name, by_kernels", WAYS)
 
 
 def wide(layer: RecurrentShape, dtype: torch.dtype, state_dtype: str = "float32") -> RecurrentShape:
     return replace(layer, element_bytes=dtype.itemsize, state_dtype=state_dtype)
 
 
-def opened(layer: RecurrentShape, dtype: torch.dtype, state_dtype: str = "float32", states: int = 8) -> TorchStateStore:
-    return TorchStateStore([wide(layer, dtype, state_dtype)], [random_numbers(layer)], 8, states)
+def opened(
+    layer: RecurrentShape, dtype: torch.dtype, state_dtype: str = "float32", states: int = 8, by_kernels: bool = True
+) -> DeviceStateStore:
+    own = wide(layer, dtype, state_dtype)
+    return DeviceStateStore([own], [random_numbers(layer)], 8, states, by_kernels=by_kernels)
+
+
+def test_kernels_serve_known_layers():
+    served = {name for name in EVERY if serves_states(EVERY[name])}
+    assert served == EVERY.keys() - {"odd_delta", "compressor", "overlapping_compressor"}
+    assert not serves_states(LAYERS["kda"], "meta")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", LAYERS)
-def test_against_float64(name, dtype):
-    layer, rows = LAYERS[name], random_rows(LAYERS[name], 30, dtype)
-    store = opened(layer, dtype)
-    out = torch.cat([step(store, layer, [3], [part])[0] for part in rows.split([20, 1, 9])])
+@ways
+def test_against_float64(name, by_kernels, dtype):
+    layer, rows = EVERY[name], random_rows(EVERY[name], 45, dtype)
+    store = opened(layer, dtype, by_kernels=by_kernels)
+    out = torch.cat([step(store, layer, [3], [part])[0] for part in rows.split([35, 1, 9])])
     expected = exact(layer, random_numbers(layer), rows)
     tolerance = (2e-5 if dtype == torch.float32 else 2**-8) * expected.abs().max()
     assert (out.double() - expected).abs().max() <= tolerance
@@ -35,25 +58,31 @@ def test_against_float64(name, dtype):
 
 
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", LAYERS)
-def test_equals_the_store_of_cpus(name, state_dtype):
+@ways
+def test_equals_the_store_of_cpus(name, by_kernels, state_dtype):
     """With states rounded to bfloat16 after every token a near tie may fall either way."""
-    layer = replace(LAYERS[name], state_dtype=state_dtype)
+    layer = replace(EVERY[name], state_dtype=state_dtype)
     rows = [random_rows(layer, n, torch.float32, seed=n) for n in (12, 3)]
-    stores = open_store([layer], [random_numbers(layer)], torch.float32), opened(layer, torch.float32, state_dtype)
+    stores = (
+        open_store([layer], [random_numbers(layer)], torch.float32),
+        opened(layer, torch.float32, state_dtype, by_kernels=by_kernels),
+    )
     ours, theirs = (torch.cat(step(store, layer, [2, 5], rows)) for store in stores)
     tolerance = 2e-5 if state_dtype == "float32" else 1e-2
     assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", LAYERS)
-def test_bits_do_not_depend_on_chunks_or_company(name, state_dtype, monkeypatch):
-    layer = LAYERS[name]
+@ways
+def test_bits_do_not_depend_on_chunks_or_company(name, by_kernels, state_dtype, monkeypatch):
+    def fresh():
+        return opened(layer, torch.bfloat16, state_dtype, by_kernels=by_kernels)
+
+    layer = EVERY[name]
     rows = [random_rows(layer, n, torch.bfloat16, seed=n) for n in (16, 9, 1)]
-    whole = [step(opened(layer, torch.bfloat16, state_dtype), layer, [0], [r])[0] for r in rows]
+    whole = [step(fresh(), layer, [0], [r])[0] for r in rows]
     for cut, most in ((1, 8), (7, 1), (16, 2)):
-        store, parts = opened(layer, torch.bfloat16, state_dtype), [[], [], []]
+        store, parts = fresh(), [[], [], []]
         monkeypatch.setattr(store, "_most", most)
         for start in range(0, 16, cut):
             live = [i for i in (2, 0, 1) if start < len(rows[i])]
@@ -68,11 +97,11 @@ def test_bits_do_not_depend_on_chunks_or_company(name, state_dtype, monkeypatch)
 def test_layers_have_states_of_their_own():
     layers = [LAYERS[n] for n in ("mamba2", "short_convolution", "odd_delta", "mamba1")]
     weights = [random_numbers(layer, seed) for seed, layer in enumerate(layers)]
-    store, rows = TorchStateStore(layers, weights, 6, 2), [random_rows(layer, 9, torch.float32) for layer in layers]
+    store, rows = DeviceStateStore(layers, weights, 6, 2), [random_rows(layer, 9, torch.float32) for layer in layers]
     for first, last in ((0, 3), (3, 4), (4, 9)):
         store.extend([5], [last - first])
         for i in (2, 0, 3, 1):
-            alone = TorchStateStore([layers[i]], [weights[i]], 1, 1)
+            alone = DeviceStateStore([layers[i]], [weights[i]], 1, 1)
             want = step(alone, layers[i], [0], [rows[i][:last]])[0][first:]
             assert torch.equal(take(store, layers[i], [5], [rows[i][first:last]], i)[0], want)
 
@@ -104,10 +133,18 @@ def test_strided_rows_and_output():
     assert not out[:, :7].any()
 
 
+def test_prompts_longer_than_what_a_block_convolves():
+    """The window that a sequence had is read before that of its next tokens takes its place."""
+    layer = LAYERS["gated_delta_net"]
+    rows, store = random_rows(layer, 150, torch.float32), opened(layer, torch.float32)
+    parts = [step(store, layer, [1], [part])[0] for part in rows.split([2, 70, 1, 77])]
+    assert torch.equal(torch.cat(parts), step(opened(layer, torch.float32), layer, [0], [rows])[0])
+
+
 def test_a_device_is_told_what_to_do_without_a_wait():
     """Nothing is read back; while sequences stay the same nothing goes there, but the first time."""
     layers = [wide(LAYERS[name], torch.bfloat16) for name in LAYERS]
-    store = TorchStateStore(layers, [random_numbers(layer) for layer in LAYERS.values()], 4, 4, "meta")
+    store = DeviceStateStore(layers, [random_numbers(layer) for layer in LAYERS.values()], 4, 4, "meta")
     copies = []
     for counts in ([5, 1], [1, 1], [1, 1]):
         with Told() as told:
@@ -127,7 +164,7 @@ SMALL = RecurrentShape(4, 2, 8, 4, 3, has_beta=True)
 
 @pytest.fixture
 def small():
-    store = TorchStateStore([SMALL], [random_numbers(SMALL)], 4, 2)
+    store = DeviceStateStore([SMALL], [random_numbers(SMALL)], 4, 2)
     store.extend([1], [3])
     return store
 
@@ -178,6 +215,6 @@ def test_bad_weights():
     weights = random_numbers(SMALL)
     for change in ({"convolution": torch.zeros(3, 48)}, {"convolution": None}, {"rate": torch.zeros(4)}):
         with pytest.raises(ValueError, match="expected"):
-            TorchStateStore([SMALL], [weights._replace(**change)], 1, 1)
+            DeviceStateStore([SMALL], [weights._replace(**change)], 1, 1)
     with pytest.raises(ValueError, match="weights: expected those of 1 layers, at least one, got 0"):
-        TorchStateStore([SMALL], [], 1, 1)
+        DeviceStateStore([SMALL], [], 1, 1)

@@ -1,8 +1,4 @@
-"""The store of recurrent states in torch on any device: all tokens of one position at once, one position after another.
-
-Numbers are float32, in element-wise products and sums over a head, so that a sequence's states do not depend on what
-else is in a call as far as torch sums rows of one size alike.
-"""
+"""The store of recurrent states on a GPU: kernels advance them, or torch's operations where there are no kernels."""
 
 from __future__ import annotations
 
@@ -16,23 +12,29 @@ from torch import Tensor
 from hpcdecode.attention.base import IntArray
 from hpcdecode.attention.clocks import clock_of
 from hpcdecode.attention.compressor import Compressor
-from hpcdecode.attention.recurrence import Recurrence
+from hpcdecode.attention.cuda import serves_states
+from hpcdecode.attention.cuda_states import CudaLayerStates
+from hpcdecode.attention.recurrence import TorchLayerStates
 from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights, state_bytes
+from hpcdecode.attention.state_calls import StateCall
 from hpcdecode.attention.state_slots import StateSlots
 from hpcdecode.attention.torch_reads import to_device
 
-_GROUP_BYTES = 1 << 28  # of the states of a layer that are advanced at once
+_GROUP_BYTES = 1 << 28  # of the states of a layer that torch's operations advance at once
 
 
-class TorchStateStore:
-    """A `StateStore` in torch. Tensors are on the device; calls put their work on its current stream and return.
+class DeviceStateStore:
+    """A `StateStore` on any device of torch.
+
+    Tensors are on the device; calls put their work on its current stream and return.
 
     Args:
         layers: Shapes of the recurrent layers.
         weights: Their weights, on the host.
         max_sequences: Slots are 0 to max_sequences - 1.
         states: Slots that may be open at once. Their memory is taken now.
-        device: Any device of torch.
+        device: Any device of torch. On the CPU kernels are emulated.
+        by_kernels: False to leave all layers to torch's operations.
 
     Attributes:
         state_bytes: Bytes of a sequence's states of all layers.
@@ -50,6 +52,8 @@ class TorchStateStore:
         max_sequences: int,
         states: int,
         device: torch.device | str = "cpu",
+        *,
+        by_kernels: bool = True,
     ) -> None:
         if len(weights) != len(layers) or not layers:
             raise ValueError(f"weights: expected those of {len(layers)} layers, at least one, got {len(weights)}")
@@ -57,17 +61,14 @@ class TorchStateStore:
         self.state_bytes = state_bytes(layers)
         self._slots = StateSlots(len(layers), max_sequences, states)
         self._layers = [
-            Compressor(shape, states, self.device)
-            if shape.compress_rate
-            else Recurrence(shape, own, states, self.device)
-            for shape, own in zip(layers, weights, strict=True)
+            _layer(shape, own, states, self.device, by_kernels) for shape, own in zip(layers, weights, strict=True)
         ]
         self.length, self.check = self._slots.length, self._slots.check
         self.bytes_moved = 0
         self._clock = clock_of(self.device)
         largest = max(4 * shape.numbers for shape in layers)
         self._most = max(_GROUP_BYTES // max(largest, 1), 1)
-        self._calls: dict[tuple[bytes, bytes], list[_Steps]] = {}
+        self._calls: dict[tuple[bytes, bytes], StateCall] = {}
         self._version = 0
 
     @property
@@ -96,9 +97,7 @@ class TorchStateStore:
         own, new = self._slots.due(layer, slots, counts)
         self._require(layer, int(new.sum()), rows, out)
         with self._clock:
-            for steps in self._steps(own, new):
-                o = self._layers[layer].advance(steps.places, steps.sizes, steps.sources, rows[steps.tokens])
-                out.index_copy_(0, steps.tokens, o.to(out.dtype))
+            self._layers[layer].advance(self._call(own, new), rows, out)
         self._slots.advance(layer, own, new)
         self.bytes_moved += 2 * self.layers[layer].state_bytes * len(own)
 
@@ -113,21 +112,15 @@ class TorchStateStore:
         for layer in self._layers:
             layer.copy(source, target)
 
-    def _steps(self, slots: NDArray[np.int32], counts: NDArray[np.int32]) -> list[_Steps]:
+    def _call(self, slots: NDArray[np.int32], counts: NDArray[np.int32]) -> StateCall:
         """Return how these sequences advance, which stays on the device until slots open or close."""
         if self._version != self._slots.version:
             self._calls.clear()
             self._version = self._slots.version
         key = slots.tobytes(), counts.tobytes()
         if key not in self._calls:
-            begins = np.cumsum(counts) - counts
-            order = np.argsort(-counts, kind="stable")
-            order = order[counts[order] > 0]
-            places = self._slots.places(slots)
-            groups = [order[i : i + self._most] for i in range(0, len(order), self._most)]
-            self._calls[key] = [
-                _Steps(places[own], counts[own], begins[own], self._layers, self.device) for own in groups
-            ]
+            taps, begins = [shape.taps for shape in self.layers], np.cumsum(counts) - counts
+            self._calls[key] = StateCall(self._slots.places(slots), counts, begins, taps, self._most, self.device)
         return self._calls[key]
 
     def _require(self, layer: int, tokens: int, rows: Tensor, out: Tensor) -> None:
@@ -141,53 +134,10 @@ class TorchStateStore:
                 raise ValueError(f"{name}: expected a tensor on {self.device}, got one on {x.device}")
 
 
-class _Steps:
-    """How some sequences advance: the first tokens of all, then the second of those that have one, and so on.
-
-    Args:
-        places: Of the sequences, those of more tokens first, int64 [n].
-        counts: Their tokens.
-        begins: Row of the first of these in a call.
-        layers: That they advance through.
-        device: Of the tensors.
-
-    Attributes:
-        places: int64 [n].
-        tokens: Rows of the call in the order in which they advance, int64 [t].
-        sizes: Number of sequences at each step; a step's tokens are those of the first ones.
-        sources: By number of taps of a convolution what it reads, see `Recurrence.advance`.
-    """
-
-    def __init__(
-        self,
-        places: NDArray[np.int64],
-        counts: NDArray[np.int32],
-        begins: NDArray[np.int64],
-        layers: Sequence[Recurrence | Compressor],
-        device: torch.device,
-    ) -> None:
-        self.sizes: list[int] = [int((counts > t).sum()) for t in range(int(counts.max(initial=0)))]
-        tokens = np.concatenate([begins[:n] + t for t, n in enumerate(self.sizes)])
-        taps = sorted({layer.shape.taps for layer in layers if layer.shape.taps > 1})
-        read = [_sources(counts, self.sizes, each) for each in taps]
-        sent = [x.long() for x in to_device([places, tokens, *(r.ravel() for r in read)], device)]
-        self.places, self.tokens, *windows = sent
-        self.sources = {each: window.view(r.shape) for each, window, r in zip(taps, windows, read, strict=True)}
-
-
-def _sources(counts: NDArray[np.int32], sizes: Sequence[int], taps: int) -> NDArray[np.int64]:
-    """Return what each token's taps read, and then what each sequence's next window is, int64 [taps, t + n].
-
-    Rows 0 to n * (taps - 1) - 1 are the windows, those of a sequence in order; then come the tokens as they advance.
-    The last row of the part for windows means nothing.
-    """
-    n, keep = len(counts), taps - 1
-    firsts = np.cumsum([0, *sizes])
-    rows = np.full((n, keep + int(counts.max(initial=0))), -1)  # row of every position, from the window's first one
-    rows[:, :keep] = np.arange(n * keep).reshape(n, keep)
-    for t, size in enumerate(sizes):
-        rows[:size, keep + t] = n * keep + firsts[t] + np.arange(size)
-    of_tokens = [rows[:size, t : t + taps] for t, size in enumerate(sizes)]
-    ends = counts[:, None] + np.arange(taps)
-    of_windows = np.take_along_axis(rows, np.minimum(ends, rows.shape[1] - 1), 1)
-    return np.ascontiguousarray(np.concatenate([*of_tokens, of_windows]).T)
+def _layer(
+    shape: RecurrentShape, weights: RecurrentWeights, places: int, device: torch.device, by_kernels: bool
+) -> Compressor | CudaLayerStates | TorchLayerStates:
+    if shape.compress_rate:
+        return Compressor(shape, places, device)
+    kind = CudaLayerStates if by_kernels and serves_states(shape, device) else TorchLayerStates
+    return kind(shape, weights, places, device)

@@ -3,8 +3,6 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "recur_api.h"
-
 namespace hpcdecode {
 namespace {
 
