@@ -45,7 +45,7 @@ def attention_rates(on: Conditions, findings: Findings) -> None:
     findings.figures_of(attention(on.device, 4 * batch, [context], ["bfloat16", "int8"], passes, HEADS[1:2]))
     findings.figures_of(attention(on.device, 4, [8 * context], ["bfloat16"], passes, HEADS[1:2]))
     findings.figures_of(latents(on.device, batch, [context], ["bfloat16"], passes))
-    findings.figures_of(states(on.device, batch, passes, ["gated-deltanet"]))
+    findings.figures_of(states(on.device, batch, passes, ["gated-deltanet", "mamba2"]))
 
 
 def slice_times(on: Conditions, findings: Findings) -> None:
