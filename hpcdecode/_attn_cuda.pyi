@@ -34,6 +34,7 @@ class LayerShape:
         index_topk: int = 0,
         chunked: bool = False,
         compress_rate: int = 0,
+        index_pool: int = 1,
     ) -> None:
         """Describe an attention layer.
 
@@ -54,6 +55,8 @@ class LayerShape:
             chunked: True if a query sees the positions of its own chunk of `window` positions alone.
             compress_rate: Tokens of which each compressed entry is made; 0 for none. A query sees those that are
                 complete, or index_topk of them, beside its window. A row has an entry behind k, then the index key.
+            index_pool: Tokens that are chosen together, by the index key of the last one. Those behind the last
+                whole pool are attended to as well. index_topk is whole pools.
 
         Raises:
             ValueError: If window or softcap is not positive, or a chunk has no window.

@@ -251,7 +251,8 @@ def native_shapes(layers: Sequence[LayerShape], shape: Callable[..., _Shape]) ->
     for s in layers:
         chosen = (s.indexer.heads, s.indexer.dim, s.indexer.topk) if s.indexer else ()
         heads = s.kv_heads, s.k_dim, s.v_dim, s.q_heads
-        more = {"chunked": s.chunked, "compress_rate": s.compress_rate}
+        pool = s.indexer.pool if s.indexer else 1
+        more = {"chunked": s.chunked, "compress_rate": s.compress_rate, "index_pool": pool}
         made.append(shape(*heads, s.scale, s.window, s.softcap, s.sinks, s.latent, *chosen, **more))
     return made
 

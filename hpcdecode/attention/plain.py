@@ -36,12 +36,27 @@ def chosen_positions(queries: Tensor, keys: Tensor, shape: IndexerShape, seen: T
         seen: Which of these there are for each query, booleans [n, L]; None for the tokens up to its own.
     """
     n, length = len(queries), len(keys)
+    if shape.pool > 1:
+        return _chosen_pools(queries, keys, shape)
     if seen is None:
         positions = torch.arange(length, device=keys.device)
         seen = positions[None] <= positions[length - n :, None]
     scores = index_scores(queries, keys, shape).masked_fill(~seen, float("-inf"))
     order = scores.sort(dim=-1, descending=True, stable=True).indices[:, : shape.topk]  # of equal ones the first
     return torch.zeros_like(seen).scatter(1, order, True) & seen
+
+
+def _chosen_pools(queries: Tensor, keys: Tensor, shape: IndexerShape) -> Tensor:
+    """Return the same where pools of tokens are chosen: their tokens, and those behind the last whole pool."""
+    n, (length, pool) = len(queries), (len(keys), shape.pool)
+    one_by_one = IndexerShape(shape.topk // pool, shape.heads, shape.dim)
+    whole = complete_entries(n, length, pool, keys.device)
+    pools = chosen_positions(queries, keys[pool - 1 :: pool], one_by_one, whole)
+    positions = torch.arange(length, device=keys.device)
+    own = positions[length - n :, None]
+    tail = (positions >= (own + 1) // pool * pool) & (positions <= own)
+    tail[:, : pools.shape[1] * pool] |= pools.repeat_interleave(pool, 1)
+    return tail
 
 
 def complete_entries(n: int, length: int, rate: int, device: torch.device | None = None) -> Tensor:

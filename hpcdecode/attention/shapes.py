@@ -28,11 +28,14 @@ class IndexerShape(msgspec.Struct, frozen=True):
         topk: Number of tokens, or of compressed entries, that are chosen. A token attends to all if it sees no more.
         heads: Index heads; 0 for a layer that takes what the layer before it chose.
         dim: Elements of an index query head and of an index key; 0 if there are no heads.
+        pool: Tokens that are chosen together, as pools, by the index key of the last one; topk is whole pools. Tokens
+            behind the last whole pool are attended to as well.
     """
 
     topk: int
     heads: int = 0
     dim: int = 0
+    pool: int = 1
 
     @property
     def q_columns(self) -> int:
@@ -92,7 +95,7 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
         """Return the first position whose query attends to what is chosen, or to entries; None if none does."""
         if self.compress_rate:
             return 0
-        return None if self.indexer is None else self.indexer.topk
+        return None if self.indexer is None else self.indexer.topk + self.indexer.pool - 1
 
     @property
     def group(self) -> int:

@@ -17,7 +17,7 @@ from hpcdecode.bench.output import Case
 from hpcdecode.report.benchmark import case as result
 from hpcdecode.report.benchmark import seconds_of
 
-_VERIFIED = 300  # tokens or entries that an indexer chooses of the sequences that are checked
+_VERIFIED = 304  # tokens or entries that an indexer chooses of the sequences that are checked
 
 
 def _shape(heads: int, index_heads: int, qk_dim: int) -> LayerShape:
@@ -28,6 +28,7 @@ _ENTRIES = LayerShape(1, 512, 512, 64, 512**-0.5, 128, latent=True, compress_rat
 MODELS = {
     "deepseek-v3.2": _shape(128, 64, 192),
     "glm-5": _shape(64, 32, 256),
+    "glm-5-next": LayerShape(1, 512, 512, 64, 256**-0.5, latent=True, indexer=IndexerShape(2048, 32, 128, 16)),
     "deepseek-v4-sparse": replace(_ENTRIES, compress_rate=4, indexer=IndexerShape(512, 64, 128)),
     "deepseek-v4-heavy": _ENTRIES,
 }

@@ -116,8 +116,8 @@ def indexed(layers: Iterable[MixerShape]) -> list[LayerShape]:
 
 def score_flop(layers: Iterable[MixerShape]) -> float:
     """Return the FLOP of the index scores of one query and one cached token: q.k and its weight, all index heads."""
-    scored = ((s.indexer, max(s.compress_rate, 1)) for s in indexed(layers))
-    return sum(2 * own.heads * (own.dim + 1) / rate for own, rate in scored if own)
+    scored = ((s.indexer, max(s.compress_rate, s.indexer.pool)) for s in indexed(layers) if s.indexer)
+    return sum(2 * own.heads * (own.dim + 1) / rate for own, rate in scored)
 
 
 def most_chosen(layers: Iterable[MixerShape]) -> int:

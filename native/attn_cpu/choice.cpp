@@ -20,6 +20,17 @@ constexpr int kBucketBits = 11;
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 int64_t in_chunks(int64_t length) { return (length + kChunk - 1) / kChunk * kChunk; }
 
+// Turns the pools that a token which sees `length` positions chose to these positions, and adds those behind the last
+// whole pool.
+void list_pools(const LayerLayout& l, int64_t length, int32_t* chosen) {
+    const int64_t pool = l.shape.index_pool, count = l.most_chosen(), whole = l.choosable(length) * pool;
+    for (int64_t i = count - 1; i >= 0; --i) {  // no pool is overwritten before it is read
+        const int64_t first = chosen[i] * pool;
+        for (int64_t j = 0; j < pool; ++j) chosen[i * pool + j] = static_cast<int32_t>(first + j);
+    }
+    for (int64_t p = whole; p < length; ++p) chosen[count * pool + p - whole] = static_cast<int32_t>(p);
+}
+
 // Returns a number that is larger for a larger x.
 uint32_t ordered(float x) {
     uint32_t bits;
@@ -92,8 +103,9 @@ void KvCache::begin_choices(const LayerLayout& layer, const int32_t* slots, cons
         if (shape.has_indexer() || shape.has_entries()) {
             c.length = pool_.length(slots[i]);
             c.count = counts[i];
-            const bool lists = shape.has_entries() || c.length > shape.index_topk;
-            c.stride = lists ? layer.attended(c.length) : 0;
+            const bool lists = shape.has_entries() || layer.chooses(c.length);
+            const int64_t tail = shape.index_pool - 1;  // of a token that sees the most
+            c.stride = !lists ? 0 : shape.has_pools() ? shape.index_topk + tail : layer.attended(c.length);
             c.positions.resize(c.count * c.stride);
         } else if (c.length != pool_.length(slots[i]) || c.count != counts[i]) {
             throw std::invalid_argument("slot " + std::to_string(slots[i]) +
@@ -106,7 +118,9 @@ void KvCache::begin_choices(const LayerLayout& layer, const int32_t* slots, cons
 void KvCache::choose_for(const Call& call, const Query& q, const float* scores, int thread) {
     const LayerLayout& l = *call.layout;
     Choice& c = choices_[q.slot];
-    choose(scores, l.choosable(q.length), l.shape.index_topk, c.positions.data() + q.place * c.stride, rooms_[thread]);
+    int32_t* chosen = c.positions.data() + q.place * c.stride;
+    choose(scores, l.choosable(q.length), l.most_chosen(), chosen, rooms_[thread]);
+    if (l.shape.has_pools()) list_pools(l, q.length, chosen);
 }
 
 // Chooses for every query on the calling thread. scores: Is overwritten.
@@ -114,7 +128,7 @@ void KvCache::choose_here(const Call& call, const std::vector<Query>& queries, i
     const LayerLayout& l = *call.layout;
     for (const Query& q : queries) {
         const int64_t seen = l.choosable(q.length);
-        if (l.shape.has_indexer() && seen > l.shape.index_topk) {
+        if (l.shape.has_indexer() && l.chooses(q.length)) {
             scores.resize(in_chunks(seen));
             score(call, q, 0, seen, scores.data(), thread);
             choose_for(call, q, scores.data(), thread);
@@ -148,7 +162,7 @@ void KvCache::choose_together(const Call& call, const std::vector<Query>& querie
         for (; i < queries.size() && (count == 0 || count + l.choosable(queries[i].length) <= kMostScores); ++i) {
             const Query& q = queries[i];
             const int64_t seen = l.choosable(q.length);
-            if (seen <= l.shape.index_topk) continue;
+            if (!l.chooses(q.length)) continue;
             job.wholes.push_back({&q, count, 0, seen});
             for (int64_t begin = 0; begin < seen; begin += kSpan)
                 job.spans.push_back({&q, count, begin, std::min(begin + kSpan, seen)});

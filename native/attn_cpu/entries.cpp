@@ -1,4 +1,5 @@
-// Layers with compressed entries: where these lie in blocks, and which rows of blocks a token attends to.
+// Layers with compressed entries, or with pools of tokens: where these and their index keys lie in blocks, and which
+// rows of blocks a token attends to.
 #include <algorithm>
 
 #include "call.h"
@@ -22,10 +23,19 @@ void KvCache::write_entries(const Call& call, const SequencePlan& s) {
         own.k = own.v = at(*call.in, row, call.k_column + l.shape.entry_column());
         own.position = l.row_of_entry(entry);
         append(own);
-        if (!l.shape.has_indexer()) continue;
+    }
+    if (l.shape.has_indexer()) write_index_keys(call, s, rate);
+}
+
+// Writes the index keys of the entries or pools of `each` tokens that the new tokens of a sequence complete.
+void KvCache::write_index_keys(const Call& call, const SequencePlan& s, int64_t each) {
+    const int64_t column = call.k_column + call.layout->shape.index_k_column();
+    for (int64_t i = (s.length - s.count) / each; i < s.length / each; ++i) {
+        const int64_t last = (i + 1) * each - 1, row = s.first_token + last - (s.length - s.count);
+        AppendArgs own = new_rows(call, s, 0, last, last + 1);
         own.kv = pool_.index_view(call.layer, s.slot);
-        own.k = own.v = at(*call.in, row, call.k_column + l.shape.index_k_column());
-        own.position = entry;
+        own.k = own.v = at(*call.in, row, column);
+        own.position = i;
         table_.append[static_cast<int>(index_type(pool_.type()))](own);
     }
 }

@@ -90,6 +90,7 @@ void KvCache::write_rows(const Call& call, const SequencePlan& s, int head) {
     const AppendArgs own = new_rows(call, s, head, pool_.first_written(call.layer, s.length, s.count), s.length);
     table_.append[static_cast<int>(pool_.type())](own);
     if (head > 0 || !call.layout->shape.has_indexer()) return;
+    if (call.layout->shape.has_pools()) return write_index_keys(call, s, call.layout->shape.index_pool);
     AppendArgs keys = own;
     keys.kv = pool_.index_view(call.layer, s.slot);
     keys.k = keys.v = at(*call.in, s.first_token, call.k_column + call.layout->shape.index_k_column());

@@ -94,7 +94,8 @@ std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType t
         l.token_head_bytes = static_cast<double>(l.head.head_bytes) / l.head.block_tokens;
         if (s.has_indexer()) {
             const LayerShape keys{1, s.index_dim, 1, s.index_heads, 1.0f, {}, 0.0f, false, true};
-            l.index = head_layout(keys, index_type(type), s.has_entries() ? l.entries : block_tokens);
+            l.index = head_layout(keys, index_type(type),
+                                  s.has_entries() ? l.entries : static_cast<int>(block_tokens / s.index_pool));
             l.index_at = l.block_bytes;
             l.block_bytes += round_up(l.index.head_bytes, 64);
         }

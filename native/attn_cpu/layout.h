@@ -29,13 +29,16 @@ struct LayerLayout {
         const int64_t last = (entry + 1) * shape.compress_rate - 1;  // its last token, in whose block it is
         return last / block_tokens * (block_tokens + entries) + block_tokens + entry % entries;
     }
-    // Returns what an indexer chooses from, of a sequence of `length` tokens.
-    int64_t choosable(int64_t length) const { return entries > 0 ? length / shape.compress_rate : length; }
+    // Returns what an indexer chooses from, of a sequence of `length` tokens: entries, or pools of tokens.
+    int64_t choosable(int64_t length) const { return length / (entries > 0 ? shape.compress_rate : shape.index_pool); }
+    int64_t most_chosen() const { return shape.index_topk / shape.index_pool; }
+    // Returns whether not all of these are chosen.
+    bool chooses(int64_t length) const { return shape.index_topk > 0 && choosable(length) > most_chosen(); }
     // Returns how many of these tokens, or of its entries and the tokens of its window, the last one attends to.
     int64_t attended(int64_t length) const {
-        const int64_t all = choosable(length), most = shape.index_topk;
-        const int64_t some = most > 0 && most < all ? most : all;
-        return entries > 0 ? some + length - shape.window.first(length) : some;
+        const int64_t some = chooses(length) ? most_chosen() : choosable(length);
+        return entries > 0 ? some + length - shape.window.first(length)
+                           : some * shape.index_pool + length % shape.index_pool;
     }
 };
 

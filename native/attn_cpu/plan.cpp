@@ -104,7 +104,7 @@ void AttendPlan::make_chosen(const BlockPool& pool, int layer, const std::vector
         s.length = l.attended(q.length);
         s.node = pool.node(s.slot);
         const int64_t seen = l.choosable(q.length);
-        const bool chooses = l.shape.index_topk > 0 && seen > l.shape.index_topk;
+        const bool chooses = l.chooses(q.length);
         if (chooses || l.entries > 0) s.chosen = choices[q.slot].of(q.place);
         if (chooses) bytes += seen * static_cast<int64_t>(l.index.row_bytes);
         add(l, s);

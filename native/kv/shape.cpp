@@ -13,7 +13,8 @@ void require(bool ok, size_t layer, const char* what) {
 void check_entries(const LayerShape& s, int block_tokens, size_t layer) {
     require(s.latent && s.window && !s.window.chunked && s.index_topk <= INT32_MAX, layer,
             "entries need a latent with a window that moves");
-    require((s.index_topk > 0) == s.has_indexer(), layer, "entries are chosen by the layer's own indexer");
+    require((s.index_topk > 0) == s.has_indexer() && !s.has_pools(), layer,
+            "entries are chosen by the layer's own indexer");
     const bool whole = block_tokens % s.compress_rate == 0;
     require(whole || (!s.has_indexer() && s.compress_rate % block_tokens == 0), layer,
             "the tokens of a block must be a multiple of compress_rate, or without an indexer the other way round");
@@ -58,6 +59,8 @@ void check_shapes(const std::vector<LayerShape>& layers, int block_tokens) {
         }
         require(!s.chooses() || (s.latent && !s.window && s.index_topk <= INT32_MAX), i,
                 "an indexer chooses tokens of a latent without a window");
+        require(s.index_pool >= 1 && s.index_topk % s.index_pool == 0 && block_tokens % s.index_pool == 0, i,
+                "the tokens of a block, and those that an indexer chooses, must be whole pools");
         require(!s.chooses() || s.has_indexer() || (i > 0 && layers[i - 1].chooses()), i,
                 "a layer without an indexer attends to what the layer before it chose");
     }

@@ -24,10 +24,14 @@ struct LayerShape {
     // One compressed entry is made of so many tokens; 0: none. A token attends to its window and to the entries of all
     // tokens that came, or to index_topk of them: index keys are those of entries then.
     int64_t compress_rate = 0;
+    // Tokens that are chosen together, as pools, by the index key of the last one. Those behind the last whole pool are
+    // attended to as well. index_topk is whole pools.
+    int64_t index_pool = 1;
     int group() const { return q_heads / kv_heads; }
     bool has_entries() const { return compress_rate > 0; }
     bool chooses() const { return index_topk > 0 || has_entries(); }
     bool has_indexer() const { return index_heads > 0; }
+    bool has_pools() const { return index_pool > 1; }
     int64_t index_q_column() const { return int64_t{q_heads} * k_dim; }  // of a [q | index q | weights | k | ...] row
     int64_t index_weight_column() const { return index_q_column() + int64_t{index_heads} * index_dim; }
     int64_t q_columns() const { return index_weight_column() + index_heads; }

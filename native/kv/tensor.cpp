@@ -194,7 +194,7 @@ void bind_common(nb::module_& m) {
             "__init__",
             [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
                std::optional<int64_t> window, std::optional<float> softcap, bool sinks, bool latent, int index_heads,
-               int index_dim, int64_t index_topk, bool chunked, int64_t compress_rate) {
+               int index_dim, int64_t index_topk, bool chunked, int64_t compress_rate, int64_t index_pool) {
                 if ((window && *window < 1) || (chunked && !window) || (softcap && !(*softcap > 0))) {
                     throw std::invalid_argument(
                         "window and softcap: expected positive values, or None; a chunk has a window");
@@ -211,12 +211,13 @@ void bind_common(nb::module_& m) {
                                    index_heads,
                                    index_dim,
                                    index_topk,
-                                   compress_rate};
+                                   compress_rate,
+                                   index_pool};
             },
             nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
             nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"), nb::arg("latent") = false,
             nb::arg("index_heads") = 0, nb::arg("index_dim") = 0, nb::arg("index_topk") = 0, nb::arg("chunked") = false,
-            nb::arg("compress_rate") = 0,
+            nb::arg("compress_rate") = 0, nb::arg("index_pool") = 1,
             R"(Describe an attention layer.
 
 Args:
@@ -236,6 +237,8 @@ Args:
     chunked: True if a query sees the positions of its own chunk of `window` positions alone.
     compress_rate: Tokens of which each compressed entry is made; 0 for none. A query sees those that are
         complete, or index_topk of them, beside its window. A row has an entry behind k, then the index key.
+    index_pool: Tokens that are chosen together, by the index key of the last one. Those behind the last
+        whole pool are attended to as well. index_topk is whole pools.
 
 Raises:
     ValueError: If window or softcap is not positive, or a chunk has no window.)");

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import LATENT_KV_DTYPES
@@ -17,8 +18,8 @@ LENGTHS, COUNTS = (1, 63, 64, 65, 300, 1500), (1, 3, 1, 2, 5, 1)
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 4e-2, "int8": 6e-2}
 
 
-def shape(topk=64, heads=5, dim=24, q_heads=6, **rest):
-    return LayerShape(1, 80, 64, q_heads, 0.1, latent=True, indexer=IndexerShape(topk, heads, dim), **rest)
+def shape(topk=64, heads=5, dim=24, q_heads=6, pool=1, **rest):
+    return LayerShape(1, 80, 64, q_heads, 0.1, latent=True, indexer=IndexerShape(topk, heads, dim, pool), **rest)
 
 
 @pytest.fixture(params=_attn_cpu.supported_isas())
@@ -37,8 +38,20 @@ def test_attends_to_the_highest_scores(kv_dtype, which, block_tokens, isa):
     torch.testing.assert_close(got, expected(batch, kv_dtype), rtol=0, atol=TOLERANCE[kv_dtype])
 
 
-def test_the_reference_attends_alike():
-    batch = make_batch(shape(), LENGTHS, COUNTS)
+@pytest.mark.parametrize("kv_dtype", LATENT_KV_DTYPES)
+@pytest.mark.parametrize("which", [shape(pool=16), shape(topk=60, pool=4, heads=32, dim=32)])
+@pytest.mark.parametrize("block_tokens", [64, 16])
+def test_attends_to_pools_and_the_tokens_behind_them(kv_dtype, which, block_tokens, isa):
+    """Queries that see whole pools, parts of one, all that are chosen, and one token more."""
+    dtype = torch.float32 if kv_dtype == "float32" else torch.bfloat16
+    batch = make_batch(which, (1, 63, 64, 65, 79, 80, 81, 300, 1500), (1, 3, 1, 2, 30, 1, 80, 5, 1), dtype)
+    got = run_batch(batch, kv_dtype, block_tokens=block_tokens, threads=2).double()
+    torch.testing.assert_close(got, expected(batch, kv_dtype), rtol=0, atol=TOLERANCE[kv_dtype])
+
+
+@pytest.mark.parametrize("pool", [1, 4])
+def test_the_reference_attends_alike(pool):
+    batch = make_batch(shape(pool=pool), LENGTHS, COUNTS)
     for kv_dtype in LATENT_KV_DTYPES:
         got = run_batch(batch, kv_dtype, backend="reference").double()
         torch.testing.assert_close(got, expected(batch, kv_dtype), rtol=0, atol=1e-5)
@@ -62,9 +75,11 @@ def test_of_equal_scores_the_first_are_chosen(weight, isa):
     torch.testing.assert_close(run_batch(batch, "float32"), run_batch(only, "float32"), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("pool", [1, 8])
 @pytest.mark.parametrize("backend", ["attn_cpu", "reference"])
-def test_a_layer_without_an_indexer_attends_to_the_choice_before(backend):
-    layers = [shape(topk=30), LayerShape(1, 40, 24, 4, 0.2, latent=True, indexer=IndexerShape(30))]
+def test_a_layer_without_an_indexer_attends_to_the_choice_before(backend, pool):
+    taking = IndexerShape(32, pool=pool)
+    layers = [shape(topk=32, pool=pool), LayerShape(1, 40, 24, 4, 0.2, latent=True, indexer=taking)]
     first, second = make_batch(layers[0], [200], [4]), make_batch(layers[1], [200], [4], seed=1)
     store = open_kv_cache(layers, kv_dtype="float32", capacity_tokens=256, max_sequences=2, backend=backend)
     store.extend([0], [200])
@@ -97,6 +112,8 @@ def test_a_choice_that_was_not_made_is_refused():
         (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(4)), "layer before it chose"),
         (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(4, 2)), "needs heads, dims"),
         (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(0, 2, 8)), "at least one token"),
+        (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(6, 2, 8, 4)), "whole pools"),
+        (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(9, 2, 8, 3)), "whole pools"),
     ],
 )
 def test_indexers_that_make_no_sense_are_refused(wrong, match):
@@ -109,6 +126,8 @@ def test_index_keys_count_as_stored_bytes():
     chosen = LayerShape(1, 576, 512, 128, 0.1, latent=True, indexer=IndexerShape(2048, 64, 128))
     for kv_dtype, more in (("float32", 512), ("float16", 256), ("bfloat16", 256), ("int8", 256)):
         assert bytes_per_token([chosen], kv_dtype) - bytes_per_token([plain], kv_dtype) == more
+        pooled = replace(chosen, indexer=replace(chosen.indexer, pool=16))
+        assert bytes_per_token([pooled], kv_dtype) - bytes_per_token([plain], kv_dtype) == more / 16
 
 
 def test_layers_that_take_a_choice_count_without_the_one_before():
@@ -117,8 +136,9 @@ def test_layers_that_take_a_choice_count_without_the_one_before():
     assert bytes_per_token([taking, taking], "int8") == bytes_per_token([plain, plain], "int8")
 
 
-def test_forks_and_blocks_that_move_keep_index_keys():
-    batch = make_batch(shape(topk=40), [150], [1])
+@pytest.mark.parametrize("pool", [1, 8])
+def test_forks_and_blocks_that_move_keep_index_keys(pool):
+    batch = make_batch(shape(topk=40, pool=pool), [150], [1])
     out = forked_and_moved(batch)
     assert torch.equal(out[0], out[1]) and torch.equal(out[0], out[2])
     assert torch.equal(out[:1], run_batch(batch, "float32", which=ints([0]).tolist()))

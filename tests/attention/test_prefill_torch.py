@@ -20,6 +20,7 @@ SHAPES = {
     "latent5_40": shape(1, 40, 5, v_dim=32, latent=True),
     "latent3_24_window_sinks_softcap": shape(1, 24, 3, v_dim=24, latent=True, window=60, sinks=True, softcap=20.0),
     "latent2_40_chunks": shape(1, 40, 2, v_dim=32, latent=True, window=50, chunked=True),
+    "latent4_40_pools": shape(1, 40, 4, v_dim=32, latent=True, indexer=IndexerShape(20, 5, 16, 4)),
     "latent4_40_chosen": shape(1, 40, 4, v_dim=32, latent=True, indexer=IndexerShape(20, 5, 16)),
     "latent3_40_entries": shape(1, 40, 3, latent=True, window=24, sinks=True, compress_rate=16),
     "latent3_40_chosen_entries": shape(

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from hpcdecode import LLM, SamplingParams
-from hpcdecode.attention.shapes import IndexerShape
+from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from hpcdecode.errors import PromptError, UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.absorb import absorb
@@ -19,7 +19,7 @@ from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.trace import export_kinds, read_program
 from hpcdecode.model.run.stages import stages_of
-from tests.support.models import LATENT, SHAPE, save
+from tests.support.models import LATENT, POOLS, SHAPE, save
 from tests.support.tiny import tiny
 from tests.support.whole_models import logits_difference, read_whole, save_whole
 
@@ -119,16 +119,34 @@ def test_pools_whose_newest_tokens_are_left_out_are_refused():
     assert longest(given) == 16
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [("glm5_next", {"index_topk": 52, "index_kpool": 4}), ("qwen4_exp_text", {"indexer_budget": 64})],
-)
-def test_sequences_end_with_the_pools_that_are_chosen(name, sizes, tmp_path):
-    """Of up to so many tokens logits are those of transformers, of the incomplete pool at their end too."""
-    whole = save_whole(tiny(name, **sizes), tmp_path)
-    model, (most, *_) = load_split(tmp_path, dtype="float32"), sizes.values()
-    assert model.max_positions == most
-    assert logits_difference(model, whole, (most, 37)) < 1e-4
+def test_sequences_end_with_the_blocks_that_are_chosen(tmp_path):
+    """Of up to so many tokens logits are those of transformers, of the incomplete block at their end too."""
+    whole = save_whole(tiny("qwen4_exp_text", indexer_budget=64), tmp_path)
+    model = load_split(tmp_path, dtype="float32")
+    assert model.max_positions == 64
+    assert logits_difference(model, whole, (64, 37)) < 1e-4
+
+
+@pytest.mark.parametrize("pool", [4, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("topk", [8, 64])
+def test_pools_of_tokens_are_chosen_as_transformers_does(topk, pool, tmp_path):
+    """GLM-5-Next: with parts of pools at the end, and layers that take the choice of the one before."""
+    whole = save_whole(tiny("glm5_next", **POOLS | {"index_topk": topk, "index_kpool": pool}), tmp_path)
+    model = load_split(tmp_path, dtype="float32")
+    assert model.max_positions == model.facts.own_positions
+    for lengths in ((topk + pool - 1, topk + pool), (130, 37)):
+        assert logits_difference(model, whole, lengths) < 1e-4
+    shapes = [s for s in model.attends if isinstance(s, LayerShape)]
+    assert [s.indexer for s in shapes] == [IndexerShape(topk, n, 16 if n else 0, pool) for n in (16, 0, 16)]
+    assert all(s.latent for s in shapes)
+
+
+def test_pools_are_left_out_with_their_compressors(tmp_path):
+    whole = save_whole(tiny("glm5_next", **POOLS), tmp_path)
+    model = load_split(tmp_path, dtype="float32", indexers=False)
+    assert model.max_positions == 40
+    assert not any(s.compress_rate for s in model.attends)
+    assert logits_difference(model, whole, (40, 37)) < 1e-4
 
 
 def test_embeddings_of_several_tokens_are_refused():

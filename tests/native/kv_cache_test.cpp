@@ -233,11 +233,13 @@ void windows() {
             }
 }
 
-// Entries are the same however the tokens come of which they are made.
-void entries() {
+// What is attended to is the same however the tokens come: entries, and tokens and pools of them that are chosen.
+void chosen() {
     const std::vector<LayerShape> layers = {
         {1, 32, 32, 3, 0.2f, {24}, 0, false, true, 2, 16, 5, 4},
         {1, 32, 32, 3, 0.2f, {24}, 0, false, true, 0, 0, 0, 32},
+        {1, 32, 32, 3, 0.2f, {}, 0, false, true, 2, 16, 40},
+        {1, 32, 32, 3, 0.2f, {}, 0, false, true, 2, 16, 40, 0, 8},
     };
     const auto rows = rows_of(layers, 200);
     std::vector<int32_t> ones(200, 1);
@@ -251,9 +253,9 @@ void entries() {
             };
             const auto all = outputs({200}, 1);
             for (const auto& layer : all)
-                for (const float x : layer) CHECK(std::isfinite(x), "%s: %g of entries", isa.c_str(), x);
-            CHECK(all == outputs(ones, 2), "%s type %d: entries by token", isa.c_str(), static_cast<int>(type));
-            CHECK(all == outputs({3, 1, 60, 64, 1, 70, 1}, 3), "%s type %d: entries by chunks", isa.c_str(),
+                for (const float x : layer) CHECK(std::isfinite(x), "%s: %g of what is chosen", isa.c_str(), x);
+            CHECK(all == outputs(ones, 2), "%s type %d: chosen by token", isa.c_str(), static_cast<int>(type));
+            CHECK(all == outputs({3, 1, 60, 64, 1, 70, 1}, 3), "%s type %d: chosen by chunks", isa.c_str(),
                   static_cast<int>(type));
         }
 }
@@ -284,7 +286,7 @@ int main() {
     chunks_with_sinks();
     for (const bool windowed : {false, true}) random_store_verbs(windowed);
     windows();
-    entries();
+    chosen();
     rejected();
     for (const std::string& isa : supported_isas())
         CHECK(ReadProbe(8 << 20, 2, {}, isa, {}).seconds() > 0, "no time passed");

@@ -10,12 +10,13 @@ from typing import TypeVar
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from hpcdecode.attention.plain import attend_latent, chosen_positions
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
+from hpcdecode.model.frontend.architectures import model_class
 from tests.support.hybrids import HYBRIDS
 from tests.support.tiny import tiny
 
@@ -114,6 +115,12 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
 # Indexers choose 40 tokens. With 16 heads hardly any tokens have equal scores, 0 of all heads, among which
 # transformers chooses as it happens.
 INDEXER = dict(index_topk=40, index_n_heads=16, index_head_dim=16)
+POOLS = dict(  # of 4 tokens, of which 10 are chosen; layers with states beside
+    **{"index_topk": 40, "index_kpool": 4, "index_n_heads": 16, "kv_lora_rank": 24, "num_hidden_layers": 5},
+    layer_types=["linear_attention", *2 * ["indexed_attention"], "linear_attention", "indexed_attention"],
+    indexer_types=["full", "full", "shared", "full", "full"],
+    mlp_layer_types=[*2 * ["dense"], *3 * ["sparse"]],
+)
 INDEXED = {
     "deepseek_v32": _make("DeepseekV32", **LATENT, **INDEXER, n_group=2, topk_group=1),
     "glm_moe_dsa": _make(
@@ -125,6 +132,7 @@ INDEXED = {
         indexer_types=["full", "shared", "full", "shared"],
     ),
     "deepseek_v4": lambda: tiny("deepseek_v4"),  # whose indexers choose compressed entries
+    "glm5_next": lambda: tiny("glm5_next", **POOLS),
 }
 
 
@@ -137,7 +145,7 @@ def save(
     config: PreTrainedConfig, directory: str | Path, seed: int = 0, dtype: torch.dtype = torch.float32, **options
 ) -> Path:
     directory = Path(directory)
-    model = random_model(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32), seed)
+    model = random_model(lambda: model_class(config)._from_config(config, dtype=torch.float32), seed)
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=EOS)
     model.to(dtype).save_pretrained(directory, **options)
     tokenizer().save_pretrained(directory)

@@ -14,8 +14,9 @@ import h5py
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
+from hpcdecode.model.frontend.architectures import model_class
 from tests.support.kept import kept_folder
 from tests.support.models import build
 
@@ -62,7 +63,8 @@ def _reference(model: Path, rows: int, new_tokens: int, common: int) -> tuple[li
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _drawn(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), rows, new_tokens, common)
+        kind = model_class(AutoConfig.from_pretrained(model))
+        return _drawn(kind.from_pretrained(model, dtype=torch.float32).eval(), rows, new_tokens, common)
     finally:
         torch.set_num_threads(before)
 
@@ -71,12 +73,12 @@ def _drawn(model, rows: int, new_tokens: int, common: int) -> tuple[list[list[in
     """Prompts without near ties, and the tokens of a model."""
     draw = np.random.default_rng(7)
     lengths = [LENGTHS[round(i * (len(LENGTHS) - 1) / max(rows - 1, 1))] for i in range(rows)]
-    beginning = draw.integers(5, model.config.vocab_size, common).tolist()
+    beginning = draw.integers(5, model.config.get_text_config().vocab_size, common).tolist()
     prompts, reference = [], []
     for length in draw.permutation(lengths):
         gap = 0.0
         while gap < SMALLEST_GAP:
-            prompt = beginning + draw.integers(5, model.config.vocab_size, length).tolist()
+            prompt = beginning + draw.integers(5, model.config.get_text_config().vocab_size, length).tolist()
             tokens, gap = greedy(model, prompt, new_tokens)
         prompts.append(prompt)
         reference.append(tokens)

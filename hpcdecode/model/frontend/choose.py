@@ -62,6 +62,8 @@ def leave_out_indexers(trace: Trace) -> Trace:
         if attend.target is ATTEND and AttendArguments.of(attend).index_topk:
             trace.attends[i] = _replaced(trace, attend, attend.args[:_PLAIN])
     remove_dead(trace.graph)
+    left = set(trace.graph.nodes)  # without compressors of index keys
+    trace.attends[:] = [n for n in trace.attends if n in left]
     return trace
 
 
@@ -74,7 +76,8 @@ def _joined(trace: Trace, attend: fx.Node) -> fx.Node:
     dim = 0 if keys is None else tensor_meta(keys).one_token[-1]
     with trace.graph.inserting_before(attend):
         q, k = (_side_by_side(trace.graph, parts) for parts in ([call.q, *of_queries], stored))
-    args = (q, k, *attend.args[2:_PLAIN], call.index_topk, call.index_heads, dim, None, False, call.compress_rate)
+    choice = call.index_topk, call.index_heads, dim, None, False, call.compress_rate, None, call.index_pool
+    args = (q, k, *attend.args[2:_PLAIN], *choice)
     return _replaced(trace, attend, args)
 
 

@@ -28,6 +28,9 @@ def clean(graph: fx.Graph) -> None:
         skip_inner_views(node)
         if node.target is aten.new_empty.default:
             join_filled(node)
+    for node in list(graph.nodes):
+        if node.target is aten.copy.default:
+            copy_whole(node)
     merge_equal(graph)
     remove_dead(graph)
 
@@ -50,6 +53,8 @@ def unchanged_argument(node: fx.Node) -> fx.Node | None:
     if node.target is aten.cat.default:  # a rotary embedding of the whole head is joined with an empty rest
         parts = [part for part in as_nodes(node.args[0]) if 0 not in traced_tensor(part).shape]
         return parts[0] if len(parts) == 1 and traced_tensor(parts[0]).dtype == traced_tensor(node).dtype else None
+    if node.target is aten.slice_scatter.default and 0 in traced_tensor(as_node(node.args[1])).shape:
+        return as_node(node.args[0])
     x = node.args[0] if node.args else None
     if not isinstance(x, fx.Node) or not isinstance(value := traced_value(x), Tensor):
         return None
@@ -108,6 +113,17 @@ def join_filled(buffer: fx.Node) -> None:
         joined = buffer.graph.call_function(aten.cat.default, (parts, dim))
     joined.meta = dict(filled.meta)
     filled.replace_all_uses_with(joined)
+
+
+def copy_whole(node: fx.Node) -> None:
+    """Let a copy into memory of the same form be one into memory of its own, in place."""
+    source = as_node(node.args[1])
+    if not same_form(node, source):
+        return
+    with node.graph.inserting_before(node):
+        own = node.graph.call_function(aten.clone.default, (source,), {"memory_format": torch.contiguous_format})
+    own.meta = dict(node.meta)
+    node.replace_all_uses_with(own)
 
 
 def same_form(a: fx.Node, b: fx.Node) -> bool:

@@ -1,12 +1,13 @@
 """Indexers of sparse attention while a model is traced.
 
 An indexer chooses the earlier tokens, or blocks of them, to which a token attends: `index_topk` tokens in DeepSeek-V3.2
-and GLM-5, `index_topk_blocks` blocks in MiniMax-M3, blocks of `indexer_budget` tokens together in Qwen4. In a sequence
-of at most so many tokens it chooses all of them, whatever it computes. So the attention of such sequences is plain
-causal attention (`ModelFacts.max_positions`).
+and GLM-5, pools of so many tokens together in GLM-5-Next, `index_topk_blocks` blocks in MiniMax-M3, blocks of
+`indexer_budget` tokens together in Qwen4. In a sequence of at most so many tokens it chooses all of them, whatever it
+computes. So the attention of such sequences is plain causal attention (`ModelFacts.max_positions`).
 
-For longer ones the indexers of ROTATIONS go into the trace: `hpcdecode::attend` takes their queries, head weights and
-keys, and what attends chooses by them (`IndexerShape`). Other indexers choose all tokens, and no longer sequences run.
+For longer ones the indexers of the first three go into the trace: `hpcdecode::attend` takes their queries, head weights
+and keys, and what attends chooses by them (`IndexerShape`). The key of a pool is a mean, kept as that of a compressor
+(see `compressors.py`). Other indexers choose all tokens, and no longer sequences run.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ INDEXED = frozenset({TOKENS, BLOCKS})
 _COUNTS = ("index_topk", "topk_blocks", "block_topk")  # an indexer has one of these attributes
 # Indexers that are traced, and the function of their module that rotates queries and keys.
 ROTATIONS = {"DeepseekV32Indexer": "apply_rotary_pos_emb", "GlmMoeDsaIndexer": "apply_rotary_pos_emb_interleave"}
+_POOLS = "Glm5NextTextIndexer"  # traced, too
 _MASKS = ("create_causal_mask", "create_recurrent_attention_mask")  # models with indexers need more than None of them
 _PADDING = "apply_mask_to_padding_states"  # given the latter
 _MASK_OF = "build_attention_mask_from_topk"  # method of GLM-5-Next's attention, given what its indexer chose
@@ -62,18 +64,26 @@ class IndexerRows(NamedTuple):
         topk: Number of tokens that it chooses.
         heads: Index heads; 0 where the choice of the layer before is taken.
         rows: Queries [T, heads * dim], head weights [T, heads] and keys [T, dim]; nothing without heads.
+        pool: Tokens that it chooses together, by the key of the last one.
     """
 
     topk: int
     heads: int
     rows: tuple[torch.Tensor, ...]
+    pool: int = 1
 
 
 class _Traced:
-    """What the indexer that ran last has computed, for the attention that comes next."""
+    """What the indexer that ran last has computed, for the attention that comes next, and the tokens' positions."""
 
     last: IndexerRows | None = None
     fresh = False
+    positions: torch.Tensor | None = None
+
+
+def trace_positions(positions: torch.Tensor) -> None:
+    """Note the positions of the tokens, int64 [T], of the model that is traced now."""
+    _Traced.positions = positions
 
 
 def take_indexer_rows() -> IndexerRows | None:
@@ -82,7 +92,7 @@ def take_indexer_rows() -> IndexerRows | None:
     _Traced.fresh = False
     if rows is None or fresh:
         return rows
-    return IndexerRows(rows.topk, 0, ())
+    return IndexerRows(rows.topk, 0, (), rows.pool)
 
 
 @contextlib.contextmanager
@@ -93,8 +103,8 @@ def tracing_indexers(model: torch.nn.Module) -> Iterator[None]:
     """
     modules = list(model.modules())
     indexers = [m for m in modules if is_indexer(m)]
-    forward = _trace_rows if all(map(_is_traced, indexers)) else _every_token
-    forwards = replaced_methods(indexers, {type(m).__name__: lambda _: forward for m in indexers})
+    traced = all(map(_is_traced, indexers))
+    forwards = replaced_methods(indexers, {type(m).__name__: _stand_in(type(m).__name__, traced) for m in indexers})
     maskers = [m for m in modules if hasattr(m, _MASK_OF)]
     masks = replaced_methods(maskers, {type(m).__name__: lambda _: _every_token for m in maskers}, _MASK_OF)
     _Traced.last, _Traced.fresh = None, False
@@ -102,11 +112,18 @@ def tracing_indexers(model: torch.nn.Module) -> Iterator[None]:
         with forwards, masks, replaced_names(indexers, lambda name, _: _STAND_INS.get(name)):
             yield
     finally:
-        _Traced.last = None
+        _Traced.last = _Traced.positions = None
 
 
 def _is_traced(indexer: torch.nn.Module) -> bool:
-    return type(indexer).__name__ in ROTATIONS and getattr(indexer.config, "index_kpool", 1) == 1
+    name = type(indexer).__name__
+    return name == _POOLS or (name in ROTATIONS and getattr(indexer.config, "index_kpool", 1) == 1)
+
+
+def _stand_in(name: str, traced: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what returns the forward of indexers of a class."""
+    forward = _every_token if not traced else _trace_pools if name == _POOLS else _trace_rows
+    return lambda _: forward
 
 
 def _trace_rows(
@@ -133,9 +150,31 @@ def _trace_rows(
     q_turned, k_turned = rotate(q_turned, k_turned, *position_embeddings, unsqueeze_dim=2)
     q, k = torch.cat([q_turned, q_rest], dim=-1), torch.cat([k_turned, k_rest], dim=-1)
     weights = indexer.weights_proj(hidden_states)
-    dtype = hidden_states.dtype
+    return _note(indexer, hidden_states.dtype, q, weights, k)
+
+
+def _trace_pools(
+    indexer: Any, hidden_states: torch.Tensor, q_resid: torch.Tensor, *_: object, **__: object
+) -> EveryToken:
+    """Compute the same where pools of tokens have keys: the mean of their tokens' keys, weighted by their gates."""
+    import torch
+
+    positions, pool = _Traced.positions, int(indexer.index_kpool)
+    assert positions is not None, "a model is traced with positions"
+    k = indexer.k_norm(indexer.wk(hidden_states))[0]
+    gates = torch.nn.functional.linear(hidden_states, indexer.index_kpool_compress_gate)[0].float()
+    gates = gates + indexer.index_kpool_compress_ape.float()[positions % pool]
+    k = torch.ops.hpcdecode.compress(k, gates, pool, False) if pool > 1 else k
+    return _note(indexer, hidden_states.dtype, indexer.wq_b(q_resid), indexer.weights_proj(hidden_states), k, pool)
+
+
+def _note(
+    indexer: Any, dtype: torch.dtype, q: torch.Tensor, weights: torch.Tensor, k: torch.Tensor, pool: int = 1
+) -> EveryToken:
+    """Note what tokens bring to an indexer for the attention that comes next."""
+    heads, dim = indexer.n_heads, indexer.head_dim
     rows = (x.reshape(-1, width).to(dtype) for x, width in ((q, heads * dim), (weights, heads), (k, dim)))
-    _Traced.last, _Traced.fresh = IndexerRows(int(indexer.index_topk), heads, tuple(rows)), True
+    _Traced.last, _Traced.fresh = IndexerRows(int(indexer.index_topk), heads, tuple(rows), pool), True
     return EVERY_TOKEN
 
 

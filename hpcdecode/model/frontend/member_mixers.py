@@ -43,7 +43,16 @@ def _attend(node: fx.Node, dealt: Dealt, member: int, own: OwnPart) -> list[Argu
         everyone = np.array([EVERYONE])
         rows = [own(n, _of_heads(n, 1, everyone)) for n in call.index_rows]
         entry = None if call.entry is None else own(call.entry, _of_heads(call.entry, 1, everyone))
-        made += [call.index_topk, call.index_heads, call.index_dim, rows, False, call.compress_rate, entry]
+        made += [
+            call.index_topk,
+            call.index_heads,
+            call.index_dim,
+            rows,
+            False,
+            call.compress_rate,
+            entry,
+            call.index_pool,
+        ]
     elif call.chunked:
         made += IN_CHUNKS
     return made

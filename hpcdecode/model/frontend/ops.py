@@ -28,7 +28,7 @@ HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits"
 HARMLESS |= {"logits_to_keep"}
 
 # The last arguments of attend: no indexer, no chunks, no entries.
-_NO_MORE: tuple[Argument, ...] = (0, 0, 0, None, False, 0, None)
+_NO_MORE: tuple[Argument, ...] = (0, 0, 0, None, False, 0, None, 1)
 IN_CHUNKS: tuple[Argument, ...] = (0, 0, 0, None, True)
 
 
@@ -61,6 +61,7 @@ class AttendArguments(NamedTuple):
             that the indexer chooses; 0 if there are none. Entries are columns of k, behind the key, unless `entry` is
             given.
         entry: Entries as of each token, [T, k_dim], if they are not columns of k.
+        index_pool: Tokens that the indexer chooses together, by the index key of the last one.
     """
 
     q: fx.Node
@@ -79,6 +80,7 @@ class AttendArguments(NamedTuple):
     chunked: bool = False
     compress_rate: int = 0
     entry: fx.Node | None = None
+    index_pool: int = 1
 
     @property
     def shared_rows(self) -> list[fx.Node]:
@@ -94,7 +96,7 @@ class AttendArguments(NamedTuple):
     def of(cls, attend: fx.Node) -> AttendArguments:
         """Return the arguments of the call `attend`."""
         q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *more = attend.args
-        topk, heads, dim, rows, chunked, rate, entry = (*more, *_NO_MORE[len(more) :])
+        topk, heads, dim, rows, chunked, rate, entry, pool = (*more, *_NO_MORE[len(more) :])
         return cls(
             q=as_node(q),
             k=as_node(k),
@@ -112,6 +114,7 @@ class AttendArguments(NamedTuple):
             chunked=bool(chunked),
             compress_rate=as_int(rate),
             entry=None if entry is None else as_node(entry),
+            index_pool=as_int(pool),
         )
 
 
@@ -135,7 +138,7 @@ def define() -> None:
         mutates_args=(),
         schema="(Tensor q, Tensor k, Tensor v, int q_heads, int kv_heads, float scale, int? window, float? softcap, "
         "Tensor? sinks, int index_topk=0, int index_heads=0, int index_dim=0, Tensor[]? index_rows=None, "
-        "bool chunked=False, int compress_rate=0, Tensor? entry=None) -> Tensor",
+        "bool chunked=False, int compress_rate=0, Tensor? entry=None, int index_pool=1) -> Tensor",
     )
     attend.register_fake(_attended)
     experts = torch.library.custom_op(
@@ -205,7 +208,9 @@ def _more_arguments(attention_mask: object, dtype: Any) -> tuple[Any, ...]:
     if compressed is not None:
         rows = [row.to(dtype) for row in compressed.index_rows]
         return compressed.topk, compressed.heads, 0, rows, False, compressed.rate, compressed.entry.to(dtype)
-    return () if chosen is None else (chosen.topk, chosen.heads, 0, [row.to(dtype) for row in chosen.rows])
+    if chosen is None:
+        return ()
+    return chosen.topk, chosen.heads, 0, [row.to(dtype) for row in chosen.rows], False, 0, None, chosen.pool
 
 
 def refuse_unknown_arguments(module: AttentionModule, attention_mask: object, kwargs: Mapping[str, object]) -> None:

@@ -21,6 +21,7 @@ from hpcdecode.model.frontend.config import ATTENTION_KINDS, ModelFacts, layer_t
 from hpcdecode.model.frontend.convolutions import join_convolutions
 from hpcdecode.model.frontend.expand import expand
 from hpcdecode.model.frontend.functional import functional
+from hpcdecode.model.frontend.indexers import trace_positions
 from hpcdecode.model.frontend.kinds import LayerKinds
 from hpcdecode.model.frontend.llama4 import CHUNKED
 from hpcdecode.model.frontend.membership import Membership, WeightCut
@@ -176,6 +177,7 @@ class Flat(torch.nn.Module):
 
         check: Callable[[bool], None] = torch._check
         check(ids.shape[0] == positions.shape[0])  # one symbol from the first layer on, so that layers are alike
+        trace_positions(positions)
         out = self.model(input_ids=ids[None], position_ids=positions[None], logits_to_keep=keep, use_cache=False)
         logits: Tensor = out.logits[0]
         kept_all = statically_known_true(logits.shape[0] == ids.shape[0])  # some models compute those of all tokens
