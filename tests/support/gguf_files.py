@@ -178,38 +178,18 @@ def write(
 
 def describe(writer: gguf.GGUFWriter, config: dict, architecture: str, source: Path, values: dict) -> None:
     """Write the metadata: sizes of the model, and its tokenizer."""
-    hidden = config.get("hidden_size") or config["n_embd"]
-    heads = config.get("num_attention_heads") or config["n_head"]
     writer.add_name("tiny")
-    writer.add_context_length(config.get("max_position_embeddings") or config["n_positions"])
-    writer.add_block_count(config.get("num_hidden_layers") or config["n_layer"])
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(config.get("intermediate_size") or 4 * hidden)
-    writer.add_head_count(heads)
-    if "attention.head_count_kv" not in values:
-        writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
-    if "rms_norm_eps" in config or architecture == "lfm2":
-        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
-    else:
-        writer.add_layer_norm_eps(next(v for k, v in config.items() if k.endswith(("epsilon", "norm_eps"))))
-    rope = config.get("rope_parameters") or {}
-    theta = rope.get("full_attention", rope).get("rope_theta")
-    if theta:
-        writer.add_rope_freq_base(theta)
-        partial = rope.get("partial_rotary_factor") or 1.0
-        writer.add_rope_dimension_count(int((config.get("head_dim") or hidden // heads) * partial))
-    if config.get("head_dim"):
-        writer.add_key_length(config["head_dim"])
-        writer.add_value_length(config["head_dim"])
-    for key, value in values.items():
+    for key, value in {**usual(config, architecture), **values}.items():
         name = f"{architecture}.{key}"
         if isinstance(value, list):
             writer.add_array(name, value)
         elif isinstance(value, str):
             writer.add_string(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
         elif isinstance(value, float):
             writer.add_float32(name, value)
-        else:
+        elif value is not None:
             writer.add_uint32(name, value)
     tokenizer = json.loads(AutoTokenizer.from_pretrained(source).backend_tokenizer.to_str())["model"]
     tokens = sorted(tokenizer["vocab"], key=tokenizer["vocab"].get)
@@ -221,3 +201,31 @@ def describe(writer: gguf.GGUFWriter, config: dict, architecture: str, source: P
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+
+
+def usual(config: dict, architecture: str) -> dict[str, object]:
+    """The metadata of most architectures: sizes of the model."""
+    hidden = config.get("hidden_size") or config["n_embd"]
+    heads = config.get("num_attention_heads") or config["n_head"]
+    found = {
+        "context_length": config.get("max_position_embeddings") or config["n_positions"],
+        "block_count": config.get("num_hidden_layers") or config["n_layer"],
+        "embedding_length": hidden,
+        "feed_forward_length": config.get("intermediate_size") or 4 * hidden,
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.get("num_key_value_heads") or heads,
+    }
+    if "rms_norm_eps" in config or architecture == "lfm2":
+        found["attention.layer_norm_rms_epsilon"] = config.get("rms_norm_eps") or config["norm_eps"]
+    else:
+        eps = next(v for k, v in config.items() if k.endswith(("epsilon", "norm_eps")))
+        found["attention.layer_norm_epsilon"] = eps
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    if rope.get("rope_theta"):
+        partial = rope.get("partial_rotary_factor") or 1.0
+        found["rope.freq_base"] = float(rope["rope_theta"])
+        found["rope.dimension_count"] = int((config.get("head_dim") or hidden // heads) * partial)
+    if config.get("head_dim"):
+        found["attention.key_length"] = found["attention.value_length"] = config["head_dim"]
+    return found

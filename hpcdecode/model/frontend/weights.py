@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.gguf.experts import InterleavedExperts
+from hpcdecode.model.frontend.gguf.experts import ExpertTensor
+from hpcdecode.model.frontend.gguf.joined import JoinedTensor
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor
 from hpcdecode.model.frontend.held import NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
@@ -29,6 +30,8 @@ from hpcdecode.model.frontend.sources import Conversion, Sources
 from hpcdecode.model.frontend.stack import Pieces, Stack
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
+
+TensorsOf = Callable[[int], Sequence[CheckpointTensor]]  # of an expert the tensors that make up its weight along `out`
 
 
 class Weights(Mapping[WeightKey, Tensor | Stack]):
@@ -109,14 +112,14 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         """Return the blocks of a weight whose `few_bits` are one of BLOCKS, as stored, uint8 [out, bytes]."""
         source, name = self._source(key), self.few_bits(key).by_row
         assert name is not None, "asked only for weights in blocks"
-        if source in self._sources.stacks:
+        if self._stacked(source):
             return self._experts(key, name)
-        stored, cut = self._blocks_of(key, self._sources.keys[source]), cut_of_blocks(name, cut_of(key))
+        tensor = self._tensors[self._sources.keys[source]]
+        stored, cut = self._blocks_of(key, tensor), cut_of_blocks(name, cut_of(key))
         return stored if cut is None else cut.of(stored)
 
-    def _blocks_of(self, key: WeightKey, stored: str) -> Tensor:
-        tensor = self._tensors[stored]
-        assert isinstance(tensor, DequantisedTensor | GgufTensor), "others have no blocks"
+    def _blocks_of(self, key: WeightKey, tensor: CheckpointTensor) -> Tensor:
+        assert isinstance(tensor, DequantisedTensor | GgufTensor | JoinedTensor), "others have no blocks"
         check_values(self._path, {name_of(key): tensor.sample()})
         return tensor.blocks()
 
@@ -127,8 +130,17 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
     def _by_expert(self, source: str) -> bool:
         """Return whether a weight is read an expert at a time: if each has tensors of its own, or all are computed."""
         tensor = self._tensors.get(self._sources.keys.get(source, ""))
-        of_all = isinstance(tensor, DequantisedTensor | InterleavedExperts) and len(tensor.shape) == 3
+        of_all = isinstance(tensor, DequantisedTensor | ExpertTensor) and len(tensor.shape) == 3
         return source in self._sources.stacks or of_all
+
+    def _stacked(self, source: str) -> TensorsOf | None:
+        """Return what has the tensors of an expert by its number; None if experts have none of their own."""
+        if (experts := self._sources.stacks.get(source)) is not None:
+            return lambda e: [self._tensors[key] for key in experts[e]]
+        tensor = self._tensors.get(self._sources.keys.get(source, ""))
+        if not isinstance(tensor, ExpertTensor) or len(tensor.shape) != 3 or tensor.pieces is None:
+            return None
+        return tensor.pieces.__getitem__
 
     def _experts(self, key: WeightKey, blocks: str | None = None) -> Stack:
         """Return a part of a weight of experts. Its pieces are read, placed and checked when they are asked for.
@@ -143,13 +155,13 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         chosen = list(range(count))
         if cut is not None and cut.dim == 0:
             chosen, cut = [i for first, last in cut.ranges for i in range(first, last)], None
-        stacked = self._sources.stacks.get(source)
+        stacked = self._stacked(source)
         if blocks is not None:
             assert stacked is not None, "blocks of experts are those of each"
             cut = cut_of_blocks(blocks, None if cut is None else cut._replace(dim=cut.dim - 1))
-            in_blocks = partial(self._pieces_in_blocks, key, [stacked[e] for e in chosen], cut, BLOCKS[blocks])
+            in_blocks = partial(self._pieces_in_blocks, key, lambda e: stacked(chosen[e]), cut, BLOCKS[blocks])
             return Stack.read_later((count, rows, columns), in_blocks)
-        read = self._matrices(source) if stacked is None else self._pieces(stacked)
+        read = self._matrices(source) if stacked is None else lambda e: tuple(tensor() for tensor in stacked(e))
 
         def pieces(e: int) -> tuple[Tensor, ...]:
             own = read(chosen[e])
@@ -163,21 +175,18 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         return Stack.read_later((count, rows, columns), pieces, joined=stacked is None)
 
     def _pieces_in_blocks(
-        self, key: WeightKey, experts: Sequence[Sequence[str]], cut: WeightCut | None, size: BlockSize, e: int
+        self, key: WeightKey, experts: TensorsOf, cut: WeightCut | None, size: BlockSize, e: int
     ) -> Pieces:
         """Return the blocks of expert `e` of `experts`, or what `cut` takes of them; size: that of a block."""
-        own: Pieces = tuple(self._blocks_of(key, stored) for stored in experts[e])
+        own: Pieces = tuple(self._blocks_of(key, tensor) for tensor in experts(e))
         own = own if cut is None else cut_pieces(own, cut)
         (count, *_), inputs = self._wanted[key].one_token, own[0].shape[1] // size.bytes * size.inputs
         self._check_shape(self._source(key), (count, sum(map(len, own)), inputs), self._wanted[key].one_token)
         return own
 
-    def _pieces(self, experts: Sequence[Sequence[str]]) -> Callable[[int], tuple[Tensor, ...]]:
-        return lambda e: tuple(self._tensors[key]() for key in experts[e])
-
     def _matrices(self, source: str) -> Callable[[int], tuple[Tensor, ...]]:
         tensor = self._tensors[self._sources.keys[source]]
-        assert isinstance(tensor, DequantisedTensor | InterleavedExperts), "others are one tensor already"
+        assert isinstance(tensor, DequantisedTensor | ExpertTensor), "others are one tensor already"
         matrix = tensor.matrices()
         return lambda e: (matrix(e),)
 

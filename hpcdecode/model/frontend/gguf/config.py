@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from hpcdecode.errors import UserError, first_line
-from hpcdecode.model.frontend.gguf.header import GgufHeader
-from hpcdecode.model.frontend.gguf.names import own_values, table_of
+from hpcdecode.model.frontend.gguf.configs import CONFIGS
+from hpcdecode.model.frontend.gguf.header import F32, GgufHeader
+from hpcdecode.model.frontend.gguf.metadata import Metadata, config_of, refused
+from hpcdecode.model.frontend.gguf.rope import rope_scaling
+from hpcdecode.model.frontend.gguf.tables import own_values, table_of
 
 STATES_HEAD_DIM = frozenset({"llama", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt-oss", "minimax-m2"})
 PARTLY_ROTATED = frozenset({"stablelm", "phi3", "minimax-m2"})
@@ -45,9 +46,6 @@ NUMBERS = frozenset(  # metadata that is computed with here
 HAS_WINDOW = frozenset({"gemma2", "gemma3", "phi3", "starcoder2", "gpt-oss"})
 MISREAD = frozenset({"gpt-oss"})  # transformers 5.24 fails at their rotary scaling, but has a table of their metadata
 YARN = {"gpt-oss": {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}}  # what no metadata states
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-FREQUENCIES = "rope_freqs.weight"  # divisors of rotary frequencies
-F32 = 0  # number of the block type
 
 
 def stated_by(headers: Sequence[GgufHeader]) -> dict[str, Any]:
@@ -60,31 +58,52 @@ def stated_by(headers: Sequence[GgufHeader]) -> dict[str, Any]:
     architecture, table = table_of(first)
     tensors = {name: entry for header in headers for name, entry in header.tensors.items()}
     values = own_values(first, architecture)
+    if unread := [name for name in tensors if "rope_factors_" in name]:
+        raise refused(first, f"no tensor {unread[0]!r}, since the frequencies of longrope change with the longest row")
+    config: dict[str, Any] = {
+        "model_type": table.config,
+        "pad_token_id": None,
+    }  # defaults are tokens of other vocabularies
+    if architecture in CONFIGS:
+        config |= config_of(CONFIGS[architecture], first, Metadata(first, values, tensors))
+    else:
+        config |= completed(first, architecture, values, tensors)
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    config["dtype"] = "float32" if mostly_float32(headers) else "bfloat16"
+    own, rope = config.pop("yarn", {}), rope_scaling(headers, values, config)
+    if architecture in YARN:  # else its config would take that of the released models
+        rope = {"rope_type": "default"} if rope is None else {**rope, **YARN[architecture]}
+    if rope is not None:
+        config["rope_scaling"] = rope | own
+    if (slides := config.pop("sliding_rope", None)) is not None:
+        scaled = {"rope_type": "default", **config.pop("rope_scaling", {}), "rope_theta": config.pop("rope_theta")}
+        config["rope_parameters"] = {"full_attention": scaled, "sliding_attention": slides}
+    return config
+
+
+def completed(
+    header: GgufHeader, architecture: str, values: Mapping[str, Any], tensors: Collection[str]
+) -> dict[str, Any]:
+    """Return what transformers reads of the metadata, and what it leaves out.
+
+    Raises:
+        UserError: If the metadata cannot be read, or describes a model that its architecture does not cover.
+    """
     for name in sorted(NUMBERS & values.keys()):
         if type(values[name]) not in (int, float) or not 0 < values[name] < math.inf:
-            raise refused(first, f"one finite number above 0 of {architecture}.{name}, got {values[name]!r:.50}")
-    if unread := [name for name in tensors if name.startswith("rope_factors_")]:
-        raise refused(first, f"no tensor {unread[0]!r}, since the frequencies of longrope change with the longest row")
+            raise refused(header, f"one finite number above 0 of {architecture}.{name}, got {values[name]!r:.50}")
     if values.get("expert_count") and architecture not in HAS_EXPERTS:
-        raise refused(first, f"no experts in the architecture {architecture!r}, got {values['expert_count']}")
-    config = {**by_transformers(first), "model_type": table.config}
-    config = {name: value for name, value in config.items() if name != "_model_name_or_path"}
-    config["tie_word_embeddings"] = "output.weight" not in tensors
-    config.setdefault("pad_token_id", None)  # defaults are tokens of other vocabularies
-    config["dtype"] = "float32" if mostly_float32(headers) else "bfloat16"
+        raise refused(header, f"no experts in the architecture {architecture!r}, got {values['expert_count']}")
+    left_out = ("_model_name_or_path", "model_type")
+    config = {name: value for name, value in by_transformers(header).items() if name not in left_out}
     for name, alike in ALIKE.get(architecture, {}).items():
         if name in values:
             config[alike] = values[name]
     if values.get("attention.sliding_window") and architecture not in HAS_WINDOW:
-        raise refused(first, f"no sliding window in the architecture {architecture!r}")
+        raise refused(header, f"no sliding window in the architecture {architecture!r}")
     if architecture in ("llama", "qwen3", "qwen3moe", "gpt-oss"):
         config["attention_bias"] = any(".attn_q.bias" in name for name in tensors)
-    set_heads(first, architecture, values, config)
-    rope = rope_scaling(headers, values, config)
-    if architecture in YARN:  # else its config would take that of the released models
-        rope = {"rope_type": "default"} if rope is None else {**rope, **YARN[architecture]}
-    if rope is not None:
-        config["rope_scaling"] = rope
+    set_heads(header, architecture, values, config)
     return config
 
 
@@ -135,51 +154,3 @@ def set_heads(header: GgufHeader, architecture: str, values: Mapping[str, Any], 
     if architecture in LARGEST_GEMMA:
         large = values.get("block_count") == LARGEST_GEMMA[architecture]
         config["query_pre_attn_scalar"] = hidden // heads if large else config.get("head_dim", 256)
-
-
-def rope_scaling(
-    headers: Sequence[GgufHeader], values: Mapping[str, Any], config: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Return how rotary frequencies are scaled; None if they are not.
-
-    Raises:
-        UserError: If they are scaled in a way that is not known.
-    """
-    kind, factor = values.get("rope.scaling.type", "none"), values.get("rope.scaling.factor")
-    for header in headers:
-        if entry := header.tensors.get(FREQUENCIES):
-            data = np.memmap(header.file, mode="r")[entry.first : entry.first + entry.nbytes]
-            return llama3(header, data.view("<f4") if entry.type == F32 else data, config)
-    if kind == "none" or factor in (None, 0, 1):
-        return None
-    if not isinstance(factor, (int, float)) or not 0 < factor < math.inf or kind not in ("linear", "yarn"):
-        raise refused(headers[0], f"rotary frequencies scaled by linear or yarn, got {kind!r:.50} by {factor!r:.50}")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": float(factor)}
-    original = values.get("rope.scaling.original_context_length", config.get("max_position_embeddings"))
-    return {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original}
-
-
-def llama3(header: GgufHeader, divisors: np.ndarray[Any, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scaling of Llama 3 that has these divisors of the frequencies.
-
-    Source: `_compute_llama3_parameters` of transformers.
-
-    Raises:
-        UserError: If they are those of another scaling.
-    """
-    size, base = config.get("head_dim") or 0, config.get("rope_theta", 10000.0)
-    factor = float(np.max(divisors, initial=0))
-    if divisors.shape == (size // 2,) and 1 <= factor < math.inf and base > 1:
-        waves = 2 * math.pi * base ** (np.arange(0, size, 2) / size)
-        turns = LLAMA3["original_max_position_embeddings"] / waves
-        low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
-        smooth = np.clip((turns - low) / (high - low), 0, 1)
-        if np.allclose(divisors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
-            return {"rope_type": "llama3", "factor": factor, **LLAMA3}
-    raise refused(header, f"divisors of rotary frequencies in {FREQUENCIES!r} as Llama 3 has them, got others")
-
-
-def refused(header: GgufHeader, expected: str) -> UserError:
-    """Return the error for a model that cannot be run from its GGUF file."""
-    return UserError(f"{header.file}: expected {expected}; give the model's directory in Hugging Face format")

@@ -19,9 +19,11 @@ from typing import Any
 
 from hpcdecode._version import __version__
 from hpcdecode.errors import UserError, first_line
-from hpcdecode.model.frontend.gguf.config import FREQUENCIES, MISREAD, stated_by
+from hpcdecode.model.frontend.gguf.config import MISREAD, stated_by
+from hpcdecode.model.frontend.gguf.configs import CONFIGS
 from hpcdecode.model.frontend.gguf.header import GgufHeader
-from hpcdecode.model.frontend.gguf.names import table_of
+from hpcdecode.model.frontend.gguf.rope import FREQUENCIES
+from hpcdecode.model.frontend.gguf.tables import table_of
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.system.kept import directory
 
@@ -30,7 +32,10 @@ PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 LINKS = "weights-*-of-*.gguf"  # names of the links in the directory
 MOST_PARTS = 1024
 MOST_FREQUENCY_BYTES = 1 << 20
-MAKERS = ("config.py", "header.py", "names.py", "folder.py")  # modules that the directory depends on
+UNREAD = MISREAD | CONFIGS.keys()  # architectures whose config transformers cannot read
+MAKERS = tuple(
+    file.name for file in sorted(Path(__file__).parent.glob("*.py"))
+)  # modules that the directory depends on
 
 
 def model_folder(path: str | os.PathLike[str]) -> Path:
@@ -132,7 +137,7 @@ def write_tokenizer(folder: Path, header: GgufHeader) -> None:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     file, (architecture, _) = header.file, table_of(header)
-    kind: Any = PreTrainedTokenizerFast if architecture in MISREAD else AutoTokenizer  # which reads the config first
+    kind: Any = PreTrainedTokenizerFast if architecture in UNREAD else AutoTokenizer  # which reads the config first
     try:
         options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
         kind.from_pretrained(str(file.parent), **options).save_pretrained(str(folder))

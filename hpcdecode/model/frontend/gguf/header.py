@@ -21,6 +21,7 @@ MOST_ARRAY = 1 << 24  # elements, such as the tokens of a vocabulary
 KEPT_ARRAY = 1 << 12  # elements; longer arrays are skipped, and so are those of text
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 TEXT, ARRAY = 8, 9
+F32 = 0  # number of the block type
 ALIGNMENT = 32
 
 

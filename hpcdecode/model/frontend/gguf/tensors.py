@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.gguf.changes import SAME, Change
 from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader, read_header
-from hpcdecode.model.frontend.gguf.names import SAME, Change
 from hpcdecode.model.frontend.held import HELD_AS_STORED, NOT_HELD, Held
 from hpcdecode.model.frontend.mapped import MappedFile
 from hpcdecode.model.frontend.quantization.few_bits import GGUF_BLOCKS
@@ -77,12 +77,13 @@ class GgufTensor:
             first, self._stored = first + expert * nbytes, entry.shape[1:]
         rows = int(np.prod(self._stored[:-1]))
         self._rows = data[first : first + nbytes].reshape(rows, -1)
-        self.shape = shape_of(self._stored, change)
-        if change.heads and (change.heads < 0 or self._stored[0] % (2 * change.heads)):
-            raise UserError(
-                f"{mapped.file}: tensor {entry.name!r}: expected an even number of rows for each of {change.heads} "
-                f"heads, got {self._stored[0]}; copy the file again"
-            )
+        self.shape = change.shape(self._stored)
+        for order, count in ((change.rows, rows), (change.columns, self._columns)):
+            if order is not None and not order.fits(count):
+                raise UserError(
+                    f"{mapped.file}: tensor {entry.name!r}: expected rows and columns that are {list(order.sizes)} "
+                    f"(-1: any number) behind {order.first}, got {count}; copy the file again"
+                )
 
     def __call__(self) -> Tensor:
         """Dequantise it, some rows at a time."""
@@ -93,31 +94,29 @@ class GgufTensor:
             weight[first : first + step] = self._values(first, first + step)
 
         on_threads(fill, range(0, len(self._rows), step))
-        weight = self._in_order(weight.view(self._stored))
+        if self._change.rows is not None:
+            weight = self._change.rows.undo(weight)
+        if self._change.columns is not None:
+            weight = self._change.columns.undo(weight.t()).t().contiguous()
         return weight.t() if self._change.transposed else weight.view(self.shape)
 
     def few_bits(self) -> Held:
         """Return what holds its numbers in few bits: its own type of 16 bits, or its blocks, if GEMMs take them."""
         name: str = package().GGMLQuantizationType(self._kind).name
-        if name in HELD_AS_STORED and not self._change.added:
+        if name in HELD_AS_STORED and not (self._change.added or self._change.logarithm):
             return HELD_AS_STORED[name]
-        if self._change._replace(heads=0) != SAME or len(self._stored) != 2:
+        if self._change._replace(rows=None) != SAME or len(self._stored) != 2:
             return NOT_HELD
         return Held(name if name in GGUF_BLOCKS else FORMS.get(name), None)
 
     def blocks(self) -> Tensor:
         """Return its blocks as they are, uint8 [out, bytes], of a matrix whose `few_bits` name them."""
-        return self._in_order(torch.from_numpy(self._rows))
+        rows = torch.from_numpy(self._rows)
+        return rows if self._change.rows is None else self._change.rows.undo(rows)
 
     def sample(self) -> Tensor:
         """Return some of its rows in float32."""
         return self._values(0, len(self._rows), max(len(self._rows) // SAMPLED_ROWS, 1))
-
-    def _in_order(self, rows: Tensor) -> Tensor:
-        """Return rows [rows, any] in the order of the checkpoint."""
-        if heads := self._change.heads:
-            return rows.view(heads, len(rows) // heads // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
-        return rows
 
     def _values(self, first: int, last: int, step: int = 1) -> Tensor:
         """Return some rows in float32."""
@@ -129,17 +128,7 @@ class GgufTensor:
                 values = rows.view({"F32": "<f4", "F16": "<f2"}[kind.name]).astype(np.float32)
             else:
                 values = gguf.quants.dequantize(rows, kind).astype(np.float32, copy=False)
-        found = torch.from_numpy(values)
-        return found.sub_(self._change.added) if self._change.added else found
-
-
-def shape_of(stored: tuple[int, ...], change: Change) -> tuple[int, ...]:
-    """Return the shape of the checkpoint's tensor."""
-    if change.transposed:
-        return stored[::-1]
-    if change.row:
-        return (1, *stored)
-    return (stored[0], 1, *stored[1:]) if change.middle else stored
+        return self._change.numbers(torch.from_numpy(values))
 
 
 def read_headers(files: Sequence[Path]) -> list[GgufHeader]:
