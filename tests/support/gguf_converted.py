@@ -67,10 +67,112 @@ def granite(key: str, value: torch.Tensor, config: dict) -> Converted:
         yield f"blk.{layer}.ffn_{name}_{'shexp' if shared else 'exps'}.weight", part.contiguous()
 
 
+def parameters(key: str, value: torch.Tensor, config: dict) -> Converted:
+    """Recurrences: -exp of logarithms, time steps by another name, and kernels without input channels."""
+    stem, _, leaf = key.rpartition(".")
+    if leaf == "A_log":
+        yield key, -value.exp()
+    elif leaf == "dt_bias":
+        yield f"{stem}.dt_proj.bias", value
+    else:
+        yield key, value.squeeze(1) if key.endswith("conv1d.weight") else value
+
+
+def gated_delta(key: str, value: torch.Tensor, config: dict) -> Converted:
+    """Qwen3-Next: norms but those of heads of V have 1 added, and Q, K, V and gates of heads of K are sorted."""
+    if key.endswith("norm.weight") and "linear_attn" not in key:
+        yield key, value + 1
+    elif key.endswith(".in_proj_qkvz.weight"):
+        keys, width = config["linear_num_key_heads"], config["linear_key_head_dim"]
+        own = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+        parts = [part.flatten(0, 1) for part in value.unflatten(0, (keys, -1)).split([width, width, own, own], 1)]
+        layer = key.split(".")[2]
+        yield f"blk.{layer}.attn_qkv.weight", torch.cat(parts[:3])
+        yield f"blk.{layer}.attn_gate.weight", parts[3]
+    else:
+        yield from parameters(key, value, config)
+
+
+def sorted_heads(key: str, value: torch.Tensor, config: dict) -> Converted:
+    """Qwen3.5: as Qwen3-Next, and the first heads of V of all heads of K come before their second."""
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    order = [k * (heads // keys) + i for i in range(heads // keys) for k in range(keys)]
+    last = key.removesuffix(".weight").split(".")[-1]
+    if last in ("in_proj_z", "in_proj_a", "in_proj_b", "A_log", "dt_bias"):
+        value = value.unflatten(0, (heads, -1))[order].flatten(0, 1)
+    elif last in ("in_proj_qkv", "conv1d"):
+        rest = 2 * keys * config["linear_key_head_dim"]
+        value = torch.cat([value[:rest], value[rest:].unflatten(0, (heads, -1))[order].flatten(0, 1)])
+    elif last == "out_proj":
+        value = value.unflatten(1, (heads, -1))[:, order].flatten(1, 2)
+    yield from gated_delta(key, value, config)
+
+
+def mamba2(key: str, value: torch.Tensor, config: dict) -> Converted:
+    """Mamba-2: a number a head has a dimension of 1, and norms are by group."""
+    for part, made in parameters(key, value, config):
+        if part.endswith((".A_log", ".D")):
+            yield part, made[:, None]
+        elif part.endswith(("mixer.norm.weight", "mamba.norm.weight")):
+            yield part, made.unflatten(0, (config.get("n_groups") or config["mamba_n_groups"], -1))
+        else:
+            yield part, made
+
+
+def granite_hybrid(key: str, value: torch.Tensor, config: dict) -> Converted:
+    """Granite 4: without experts the shared one is named as others' layers."""
+    if "mamba" in key:
+        yield from mamba2(key, value, config)
+    elif "shared_mlp" in key and not config["num_local_experts"]:
+        names = ("gate", "up") if "input" in key else ("down",)
+        for name, part in zip(names, value.chunk(len(names)), strict=True):
+            yield f"blk.{key.split('.')[2]}.ffn_{name}.weight", part.contiguous()
+    else:
+        yield from granite(key, value, config)
+
+
+def nemotron_h(key: str, value: torch.Tensor, config: dict) -> Converted:
+    """Nemotron-H: as Granite 4, and experts are named as others' are."""
+    change = by_pairs if key.endswith(("q_proj.weight", "k_proj.weight")) else mamba2
+    for part, made in change(key, value, config):
+        yield part.replace("backbone.", "model.").replace(".mixer.", ".mlp.") if ".experts." in part else part, made
+
+
+def falcon_h1(key: str, value: torch.Tensor, config: dict) -> Converted:
+    """Falcon-H1: multipliers are in the weights."""
+    of_attention = {"q": 1.0, "k": config["key_multiplier"], "v": 1.0}
+    factors = {
+        **{f"{name}_proj": config["attention_in_multiplier"] * own for name, own in of_attention.items()},
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "gate_proj": config["mlp_multipliers"][0],
+        "down_proj": config["mlp_multipliers"][1],
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }
+    name = key.split(".")[-2]
+    if name == "in_proj":
+        states, inner = config["mamba_n_groups"] * config["mamba_d_state"], config["mamba_d_ssm"]
+        parts = value.split([inner, inner, states, states, config["mamba_n_heads"]])
+        multipliers = config["ssm_multipliers"]
+        joined = torch.cat([part * own for part, own in zip(parts, multipliers, strict=True)])
+        yield key, joined * config["ssm_in_multiplier"]
+    elif name == "pre_ff_layernorm":
+        yield f"blk.{key.split('.')[2]}.ffn_norm", value
+    else:
+        yield from mamba2(key, value * factors.get(name, 1.0), config)
+
+
 CONVERTERS: dict[str, Converter] = {
     "deepseek2": latent,
     **dict.fromkeys(("smollm3", "granite"), by_pairs),
     "granitemoe": granite,
+    "qwen3next": gated_delta,
+    **dict.fromkeys(("qwen35", "qwen35moe"), sorted_heads),
+    "granitehybrid": granite_hybrid,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), nemotron_h),
+    "mamba2": mamba2,
+    "falcon-h1": falcon_h1,
 }
 
 
@@ -86,7 +188,7 @@ def convert(source: Path, architecture: str, kinds: Kinds, change: Converter | N
     """
     config, change = json.loads((source / "config.json").read_text()), change or CONVERTERS.get(architecture, as_it_is)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(arch, config.get("num_hidden_layers") or len(config["layers_block_type"]))
     made: dict[str, list[np.ndarray]] = {}
     given = load_file(source / "model.safetensors")
     for key in sorted(given, key=lambda key: [int(p) if p.isdigit() else 0 for p in key.split(".")]):
@@ -100,7 +202,8 @@ def convert(source: Path, architecture: str, kinds: Kinds, change: Converter | N
     describe(writer, config, architecture, source, values)
     for name, matrices in made.items():
         value = np.stack(matrices) if len(matrices) > 1 else matrices[0]
-        plain = value.ndim < 2 or value.shape[-1] % 32 or not name.endswith(".weight") or "ffn_gate_inp" in name
+        plain = value.ndim < 2 or value.shape[-1] % 32 or not name.endswith(".weight") or "ffn_gate_inp." in name
+        plain = plain or "ssm_norm" in name
         kind = KINDS["F32" if plain else kinds(name)]
         writer.add_tensor(name, stored(np.ascontiguousarray(value), kind, rng), raw_dtype=kind)
     writer.write_header_to_file()

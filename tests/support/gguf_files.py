@@ -206,10 +206,10 @@ def describe(writer: gguf.GGUFWriter, config: dict, architecture: str, source: P
 def usual(config: dict, architecture: str) -> dict[str, object]:
     """The metadata of most architectures: sizes of the model."""
     hidden = config.get("hidden_size") or config["n_embd"]
-    heads = config.get("num_attention_heads") or config["n_head"]
+    heads = config.get("num_attention_heads") or config.get("n_head") or 0
     found = {
-        "context_length": config.get("max_position_embeddings") or config["n_positions"],
-        "block_count": config.get("num_hidden_layers") or config["n_layer"],
+        "context_length": config.get("max_position_embeddings") or config.get("n_positions"),
+        "block_count": config.get("num_hidden_layers") or config.get("n_layer"),
         "embedding_length": hidden,
         "feed_forward_length": config.get("intermediate_size") or 4 * hidden,
         "attention.head_count": heads,

@@ -66,7 +66,7 @@ class Change(NamedTuple):
         if self.flat:
             return (math.prod(stored),)
         if self.row:
-            return (1, *stored)
+            return (1, math.prod(stored))
         return (stored[0], 1, *stored[1:]) if self.middle else stored
 
     def numbers(self, stored: Tensor) -> Tensor:
@@ -129,3 +129,34 @@ def gate_as_row(name: str, values: Values) -> Change:
 def convolution(name: str, values: Values) -> Change:
     """Return the change of LFM2: the kernel of a convolution by channel has no dimension of input channels."""
     return Change(middle=True) if name.endswith(".shortconv.conv.weight") else SAME
+
+
+def recurrence(name: str, values: Values) -> Change:
+    """Return the change of recurrences: convolutions, decays, and parameters with a dimension too many."""
+    if name.endswith((".ssm_conv1d.weight", ".ssm_a")):
+        return Change(middle=name.endswith("weight"), logarithm=name.endswith("a"), flat=name.endswith("a"))
+    return Change(flat=True) if name.endswith((".ssm_d", ".ssm_norm.weight")) else SAME
+
+
+def llama_hybrid(name: str, values: Values) -> Change:
+    """Return the change of Granite 4 and Nemotron-H: that of recurrences, and that of Llama."""
+    return recurrence(name, values) if ".ssm_" in name else interleaved(name, values)
+
+
+def gated_delta(name: str, values: Values) -> Change:
+    """Return the change of Qwen3-Next: that of recurrences, and norms but those of heads of V have 1 added."""
+    if ".ssm_" in name:
+        return recurrence(name, values)
+    return gate_as_row(name, values) if "ffn_gate_inp_shexp" in name else plus_one(name, values)
+
+
+def sorted_values(name: str, values: Values) -> Change:
+    """Return the change of Qwen3.5: that of Qwen3-Next, and heads of V are sorted by their place under heads of K."""
+    keys, heads = size(values, "ssm.group_count"), size(values, "ssm.time_step_rank")
+    change, whole = gated_delta(name, values), (1, heads // max(keys, 1), keys, -1)
+    if name.endswith((".attn_qkv.weight", ".ssm_conv1d.weight")):
+        return change._replace(rows=Order(whole, first=2 * keys * size(values, "ssm.state_size")))
+    if name.endswith(".ssm_out.weight"):
+        return change._replace(columns=Order(whole))
+    by_head = (".attn_gate.weight", ".ssm_alpha.weight", ".ssm_beta.weight", ".ssm_a", ".ssm_dt.bias")
+    return change._replace(rows=Order(whole)) if name.endswith(by_head) else change

@@ -7,12 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hpcdecode.errors import UserError, first_line
-from hpcdecode.model.frontend.gguf.configs import CONFIGS
+from hpcdecode.model.frontend.gguf.dense_configs import DENSE_CONFIGS
 from hpcdecode.model.frontend.gguf.header import F32, GgufHeader
+from hpcdecode.model.frontend.gguf.hybrid_configs import HYBRID_CONFIGS
 from hpcdecode.model.frontend.gguf.metadata import Metadata, config_of, refused
 from hpcdecode.model.frontend.gguf.rope import rope_scaling
 from hpcdecode.model.frontend.gguf.tables import own_values, table_of
 
+CONFIGS = DENSE_CONFIGS | HYBRID_CONFIGS  # of architectures whose metadata transformers does not know
 STATES_HEAD_DIM = frozenset({"llama", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt-oss", "minimax-m2"})
 PARTLY_ROTATED = frozenset({"stablelm", "phi3", "minimax-m2"})
 HAS_EXPERTS = frozenset({"qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2"})

@@ -60,10 +60,10 @@ GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
 }
-GPT_OSS_EXPERTS = {
-    "mlp.experts.gate_up_proj": Experts(("ffn_gate_exps", "ffn_up_exps"), interleaved=True, by_column=True),
-    "mlp.experts.down_proj": Experts(("ffn_down_exps",), by_column=True),
-}
+GPT_OSS_EXPERTS = (
+    Experts("mlp.experts.gate_up_proj", ("ffn_gate_exps", "ffn_up_exps"), interleaved=True, by_column=True),
+    Experts("mlp.experts.down_proj", ("ffn_down_exps",), by_column=True),
+)
 LFM2_TOP = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
 LFM2 = {
     **{f"attn_{own}": f"self_attn.{own}_proj" for own in "qkv"},
@@ -95,11 +95,11 @@ GLM4 = {
     "ffn_up": "mlp.gate_up_proj",
     "ffn_down": "mlp.down_proj",
 }
-GRANITE_EXPERTS: dict[str, Experts | Joined] = {
-    "block_sparse_moe.input_linear.weight": Experts(("ffn_gate_exps", "ffn_up_exps")),
-    "block_sparse_moe.output_linear.weight": Experts(("ffn_down_exps",)),
-    "shared_mlp.input_linear.weight": Joined(("ffn_gate_shexp", "ffn_up_shexp"), behind),
-}
+GRANITE_EXPERTS = (
+    Experts("block_sparse_moe.input_linear.weight", ("ffn_gate_exps", "ffn_up_exps")),
+    Experts("block_sparse_moe.output_linear.weight", ("ffn_down_exps",)),
+    Joined("shared_mlp.input_linear.weight", ("ffn_gate_shexp", "ffn_up_shexp"), behind),
+)
 GRANITE_MOE = {"ffn_gate_inp": "block_sparse_moe.router.layer", "ffn_down_shexp": "shared_mlp.output_linear"}
 QKV_BIASES = frozenset({"attn_q", "attn_k", "attn_v"})
 ALL_BIASES = frozenset(DENSE)
@@ -135,7 +135,7 @@ DENSE_TABLES = {
         TOP,
         LATENT | NORMS | MLP | ROUTED,
         parameters=CORRECTION,
-        wholes={"self_attn.kv_b_proj.weight": Joined(("attn_k_b", "attn_v_b"), latent_heads)},
+        wholes=(Joined("self_attn.kv_b_proj.weight", ("attn_k_b", "attn_v_b"), latent_heads),),
         biases=NO_BIASES,
     ),
     "glm4moe": NameTable(

@@ -19,8 +19,7 @@ from typing import Any
 
 from hpcdecode._version import __version__
 from hpcdecode.errors import UserError, first_line
-from hpcdecode.model.frontend.gguf.config import MISREAD, stated_by
-from hpcdecode.model.frontend.gguf.configs import CONFIGS
+from hpcdecode.model.frontend.gguf.config import CONFIGS, MISREAD, stated_by
 from hpcdecode.model.frontend.gguf.header import GgufHeader
 from hpcdecode.model.frontend.gguf.rope import FREQUENCIES
 from hpcdecode.model.frontend.gguf.tables import table_of

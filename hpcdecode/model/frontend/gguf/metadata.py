@@ -156,8 +156,9 @@ def config_of(table: ConfigTable, header: GgufHeader, metadata: Metadata) -> dic
         raise metadata.refused("a matrix 'token_embd.weight'")
     config: dict[str, Any] = {"vocab_size": embedding.shape[0], "num_hidden_layers": metadata.layers}
     config |= {config: header.values.get(f"tokenizer.ggml.{name}_token_id") for name, config in SPECIAL_TOKENS.items()}
-    stated = {config: metadata.get(name) for name, config in (COMMON | dict(table.names)).items()}
-    config |= {name: value for name, value in stated.items() if value is not None}
+    for name, own in (COMMON | dict(table.names)).items():
+        if (value := metadata.get(name)) is not None and (value != 0 or name in table.names):
+            config[own] = value
     config |= table.other(metadata)
     metadata.require_read()
     return config

@@ -14,11 +14,13 @@ class Experts(NamedTuple):
     """A tensor of all experts of a layer, which a GGUF file holds as one or more tensors of all experts.
 
     Attributes:
+        key: Its key in a layer.
         modules: Modules in GGUF whose outputs it has. Of their biases it has another, whose key ends in _bias.
         interleaved: Whether outputs of the modules are in turn, not one module's behind the other's.
         by_column: Whether it is [E, in, out].
     """
 
+    key: str
     modules: tuple[str, ...]
     interleaved: bool = False
     by_column: bool = False
@@ -42,10 +44,12 @@ class Joined(NamedTuple):
     """A matrix of the checkpoint, which a GGUF file holds as several tensors.
 
     Attributes:
+        key: Its key in a layer.
         modules: Modules in GGUF whose rows it has.
         layout: Returns how, given the metadata.
     """
 
+    key: str
     modules: tuple[str, ...]
     layout: Callable[[Values], Layout]
 
@@ -60,7 +64,7 @@ class NameTable(NamedTuple):
         prefix: What the names of a layer's modules begin with, before its number.
         change: Returns what differs in the tensor of a name.
         parameters: Keys of a layer's tensors that are no weight or bias of a module, by their names in GGUF.
-        wholes: Tensors of the checkpoint that are several in GGUF, by the keys that they have in a layer.
+        wholes: Tensors of the checkpoint's layers that are several in GGUF.
         biases: Modules of a layer in GGUF that may have a bias, or None for all.
     """
 
@@ -70,7 +74,7 @@ class NameTable(NamedTuple):
     prefix: str = "model.layers"
     change: Changes = unchanged
     parameters: Mapping[str, str] = MappingProxyType({})
-    wholes: Mapping[str, Experts | Joined] = MappingProxyType({})
+    wholes: tuple[Experts | Joined, ...] = ()
     biases: frozenset[str] | None = None
 
 
@@ -126,9 +130,9 @@ def part_of(table: NameTable, name: str) -> Part | None:
     if layer is None or match is None:
         return None
     module, leaf = match.groups()
-    for key, whole in table.wholes.items():
-        if module in whole.modules and (leaf == "weight" or not key.endswith(".weight")):
-            own = f"{table.prefix}.{int(layer[1])}.{key}{'_bias' if leaf == 'bias' else ''}"
+    for whole in table.wholes:
+        if module in whole.modules and (leaf == "weight" or not whole.key.endswith(".weight")):
+            own = f"{table.prefix}.{int(layer[1])}.{whole.key}{'_bias' if leaf == 'bias' else ''}"
             names = tuple(f"blk.{layer[1]}.{each}.{leaf}" for each in whole.modules)
             return Part(own, whole.modules.index(module), names, whole)
     return None

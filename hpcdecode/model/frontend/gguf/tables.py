@@ -7,9 +7,10 @@ from typing import Any
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.gguf.dense_tables import DENSE_TABLES
 from hpcdecode.model.frontend.gguf.header import GgufHeader
+from hpcdecode.model.frontend.gguf.hybrid_tables import HYBRID_TABLES
 from hpcdecode.model.frontend.gguf.names import NameTable
 
-TABLES = DENSE_TABLES
+TABLES = DENSE_TABLES | HYBRID_TABLES
 
 
 def table_of(header: GgufHeader) -> tuple[str, NameTable]:

@@ -78,7 +78,7 @@ class GgufTensor:
         rows = int(np.prod(self._stored[:-1]))
         self._rows = data[first : first + nbytes].reshape(rows, -1)
         self.shape = change.shape(self._stored)
-        for order, count in ((change.rows, rows), (change.columns, self._columns)):
+        for order, count in ((change.rows, self._stored[0]), (change.columns, self._columns)):
             if order is not None and not order.fits(count):
                 raise UserError(
                     f"{mapped.file}: tensor {entry.name!r}: expected rows and columns that are {list(order.sizes)} "
@@ -95,7 +95,7 @@ class GgufTensor:
 
         on_threads(fill, range(0, len(self._rows), step))
         if self._change.rows is not None:
-            weight = self._change.rows.undo(weight)
+            weight = self._change.rows.undo(weight.view(self._stored))
         if self._change.columns is not None:
             weight = self._change.columns.undo(weight.t()).t().contiguous()
         return weight.t() if self._change.transposed else weight.view(self.shape)

@@ -16,7 +16,6 @@ ROUTED = {
     "leading_dense_block_count": "first_k_dense_replace",
 }
 MULTIPLIERS = {
-    "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
@@ -100,7 +99,12 @@ def granite_heads(m: Metadata) -> dict[str, Any]:
     m.require("rope.scaling.finetuned", True)
     for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank"):
         m.get(f"ssm.{name}")
-    return {**m.heads(), "num_key_value_heads": m.only("attention.head_count_kv")}
+    return {**m.heads(), **granite_scale(m), "num_key_value_heads": m.only("attention.head_count_kv")}
+
+
+def granite_scale(m: Metadata) -> dict[str, Any]:
+    """Return the config of the scale of attention, which is the usual one if none is stated."""
+    return {"attention_multiplier": m.number("attention.scale", m.head_dim**-0.5)}
 
 
 def granite(m: Metadata) -> dict[str, Any]:
@@ -118,7 +122,7 @@ def granitemoe(m: Metadata) -> dict[str, Any]:
 
 
 EXPERT_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-CONFIGS = {
+DENSE_CONFIGS = {
     "deepseek2": ConfigTable({**ROUTED, "attention.kv_lora_rank": "kv_lora_rank"}, deepseek2),
     "glm4moe": ConfigTable(ROUTED, glm4moe),
     "smollm3": ConfigTable(other=smollm3),
