@@ -49,6 +49,30 @@ OF_OLMO3_ROPE = {
     **{"rope.scaling.yarn_attn_factor": 1.2, "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 1.0},
     "rope.freq_base_swa": 1e4,
 }
+LAYERS = ["sliding_attention", "full_attention"] * 2
+GEMMA4 = dict(**FOUR, head_dim=16, global_head_dim=32, sliding_window=4, layer_types=LAYERS)
+OF_GEMMA4 = {
+    **{"attention.sliding_window": 4, "attention.sliding_window_pattern": [True, False] * 2},
+    **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 32),
+    **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"), 16),
+    "rope.freq_base_swa": 1e4,
+}
+OF_GEMMA4_ROPE = {"rope_freqs.weight": torch.tensor([1.0] * 4 + [1e30] * 12)}
+MINISTRAL_ROPE = {
+    **{"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 4},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+}
+OF_MINISTRAL_ROPE = {
+    **{"rope.scaling.type": "yarn", "rope.scaling.factor": 16.0, "rope.scaling.original_context_length": 4},
+    **{"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0},
+    **{"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1},
+}
+LLAMA4_ROPE = {
+    **{"rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "original_max_position_embeddings": 8192},
+    **{"low_freq_factor": 1.0, "high_freq_factor": 1.0},
+}
+WAVES = 2 * torch.pi * 5e5 ** (torch.arange(0, 32, 2) / 32)
+OF_LLAMA4_ROPE = {"rope_freqs.weight": torch.where(WAVES > 8192, 16.0, 1.0)}
 MODELS = {  # the name in GGUF, the config, and metadata that the writer does not take from it
     "deepseek_v2": (
         "deepseek2",
@@ -113,6 +137,69 @@ MODELS = {  # the name in GGUF, the config, and metadata that the writer does no
     ),
     "seed_oss": ("seed_oss", lambda t: t.SeedOssConfig(**SHAPE, head_dim=32), {}),
     "ernie4_5": ("ernie4_5", lambda t: t.Ernie4_5Config(**SHAPE, head_dim=32), {}),
+    "ernie4_5_moe": (
+        "ernie4_5-moe",
+        lambda t: t.Ernie4_5_MoeConfig(
+            **SHAPE, moe_num_experts=8, moe_k=2, moe_intermediate_size=32, moe_layer_end_index=-1
+        ),
+        {**ROUTED, "expert_shared_count": 2, "expert_weights_scale": None, "interleave_moe_layer_step": 1},
+    ),
+    "mistral3": ("mistral3", lambda t: t.MistralConfig(**SHAPE, head_dim=32, sliding_window=None), {}),
+    "ministral3": (
+        "mistral3",
+        lambda t: t.Ministral3Config(**SHAPE, head_dim=32, rope_parameters=MINISTRAL_ROPE),
+        OF_MINISTRAL_ROPE,
+    ),
+    "gemma4": (
+        "gemma4",
+        lambda t: t.Gemma4TextConfig(
+            **GEMMA4,
+            num_kv_shared_layers=2,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=512,
+            use_double_wide_mlp=True,
+            final_logit_softcapping=30.0,
+        ),
+        {
+            **{**OF_GEMMA4, "extra": OF_GEMMA4_ROPE, "embedding_length_per_layer_input": 8},
+            **{"attention.shared_kv_layers": 2, "feed_forward_length": [128, 128, 256, 256]},
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma4_moe": (
+        "gemma4",
+        lambda t: t.Gemma4TextConfig(
+            **GEMMA4,
+            hidden_size_per_layer_input=0,
+            attention_k_eq_v=True,
+            num_global_key_value_heads=1,
+            enable_moe_block=True,
+            num_experts=4,
+            top_k_experts=2,
+            moe_intermediate_size=32,
+        ),
+        {
+            **{**OF_GEMMA4, **OF_LOCAL, "extra": OF_GEMMA4_ROPE, "embedding_length_per_layer_input": 0},
+            **{"attention.shared_kv_layers": 0, "attention.head_count_kv": [2, 1, 2, 1]},
+            "expert_feed_forward_length": 32,
+        },
+    ),
+    "llama4": (
+        "llama4",
+        lambda t: t.Llama4TextConfig(
+            **FOUR,
+            head_dim=32,
+            intermediate_size_mlp=96,
+            num_local_experts=4,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=2,
+            rope_parameters=LLAMA4_ROPE,
+        ),
+        {
+            **{"expert_count": 4, "expert_used_count": 1, "expert_feed_forward_length": 128},
+            **{"feed_forward_length": 96, "interleave_moe_layer_step": 2, "extra": OF_LLAMA4_ROPE},
+        },
+    ),
 }
 
 
@@ -180,6 +267,10 @@ REFUSED = {  # of architectures metadata that they cannot have
     "no sizes": ("deepseek_v3", {"attention.key_length_mla": None}, r"above 0 of attention\.key_length_mla, got None"),
     "all layers predict": ("glm4_moe", {"nextn_predict_layers": 4}, r"fewer than 4 layers of nextn_predict_layers"),
     "not rotated": ("granite", {"rope.scaling.finetuned": False}, r"True of rope\.scaling\.finetuned, got False"),
+    "a scale alone": ("mistral3", {"attention.temperature_scale": 0.1}, "both attention.temperature_scale and rope"),
+    "two sizes in a kind": ("gemma4_moe", {"attention.head_count_kv": [2, 1, 1, 1]}, r"for layers of one kind, got"),
+    "frequencies": ("gemma4", {"extra": {"rope_freqs.weight": torch.ones(16) * 2}}, "that are 1 or more than"),
+    "a window": ("llama4", {"attention.sliding_window": 0}, r"no value of attention\.sliding_window, got 0"),
     "a pattern": ("olmo3", {"attention.sliding_window_pattern": [True]}, r"4 values of attention\.sliding_window_pat"),
 }
 

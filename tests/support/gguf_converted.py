@@ -163,9 +163,33 @@ def falcon_h1(key: str, value: torch.Tensor, config: dict) -> Converted:
         yield from mamba2(key, value * factors.get(name, 1.0), config)
 
 
+def gemma4(key: str, value: torch.Tensor, config: dict) -> Converted:
+    """Gemma 4: parameters without a module have names of weights or scales."""
+    layer, leaf = key.split(".")[2], key.split(".")[-1]
+    names = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
+    if leaf in names:
+        yield f"blk.{layer}.{names[leaf]}", value
+    elif leaf in ("layer_scalar", "gate_up_proj", "down_proj"):
+        yield f"{key}.weight", value
+    else:
+        yield key, value
+
+
+def llama4(key: str, value: torch.Tensor, config: dict) -> Converted:
+    """Llama 4: experts' matrices are [out, in], and their gates tensors of their own."""
+    if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        yield key, value
+        return
+    names = ("gate_proj", "up_proj") if "gate" in key else ("down_proj",)
+    for name, part in zip(names, value.mT.chunk(len(names), 1), strict=True):
+        yield f"{key.rpartition('.')[0]}.{name}.weight", part.contiguous()
+
+
 CONVERTERS: dict[str, Converter] = {
     "deepseek2": latent,
-    **dict.fromkeys(("smollm3", "granite"), by_pairs),
+    **dict.fromkeys(("smollm3", "granite", "mistral3"), by_pairs),
+    "gemma4": gemma4,
+    "llama4": llama4,
     "granitemoe": granite,
     "qwen3next": gated_delta,
     **dict.fromkeys(("qwen35", "qwen35moe"), sorted_heads),
@@ -176,7 +200,14 @@ CONVERTERS: dict[str, Converter] = {
 }
 
 
-def convert(source: Path, architecture: str, kinds: Kinds, change: Converter | None = None, **values: object) -> Path:
+def convert(
+    source: Path,
+    architecture: str,
+    kinds: Kinds,
+    change: Converter | None = None,
+    extra: dict[str, torch.Tensor] | None = None,
+    **values: object,
+) -> Path:
     """Write a checkpoint of `save_ternary` as a GGUF file beside it.
 
     Args:
@@ -184,6 +215,7 @@ def convert(source: Path, architecture: str, kinds: Kinds, change: Converter | N
         architecture: Its name in GGUF.
         kinds: Returns the block type of a matrix, by its name in GGUF.
         change: What the converter does with a tensor, if not that of CONVERTERS.
+        extra: Further tensors in float32, by name.
         values: Metadata beside the usual, without the architecture; None for what is not stated.
     """
     config, change = json.loads((source / "config.json").read_text()), change or CONVERTERS.get(architecture, as_it_is)
@@ -195,11 +227,12 @@ def convert(source: Path, architecture: str, kinds: Kinds, change: Converter | N
         for part, value in change(key, given[key], config):
             part = part.replace("e_score_correction_bias", "e_score_correction.bias")
             name = names.get_name(EXPERT.sub(".experts.", part), try_suffixes=(".weight", ".bias")) or part
-            assert name.startswith(("blk.", "output", "token_embd")), part
+            assert name.startswith(("blk.", "output", "token_embd", "per_layer")), part
             made.setdefault(name, []).append(value.numpy())
     file, rng = source / "model.gguf", np.random.default_rng(0)
     writer = gguf.GGUFWriter(file, architecture)
     describe(writer, config, architecture, source, values)
+    made |= {name: [value.numpy()] for name, value in (extra or {}).items()}
     for name, matrices in made.items():
         value = np.stack(matrices) if len(matrices) > 1 else matrices[0]
         plain = value.ndim < 2 or value.shape[-1] % 32 or not name.endswith(".weight") or "ffn_gate_inp." in name

@@ -126,6 +126,11 @@ def gate_as_row(name: str, values: Values) -> Change:
     return Change(row=True) if name.endswith(".ffn_gate_inp_shexp.weight") else SAME
 
 
+def correction_as_row(name: str, values: Values) -> Change:
+    """Return the change of ERNIE 4.5 with experts: what corrects their scores may be a vector."""
+    return Change(row=True) if name.endswith(".exp_probs_b.bias") else SAME
+
+
 def convolution(name: str, values: Values) -> Change:
     """Return the change of LFM2: the kernel of a convolution by channel has no dimension of input channels."""
     return Change(middle=True) if name.endswith(".shortconv.conv.weight") else SAME

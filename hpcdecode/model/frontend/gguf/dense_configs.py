@@ -121,7 +121,82 @@ def granitemoe(m: Metadata) -> dict[str, Any]:
     return granite_heads(m) | ({"model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else {})
 
 
+def ernie_moe(m: Metadata) -> dict[str, Any]:
+    """Return the config of ERNIE 4.5 with experts."""
+    m.require("expert_gating_func", SOFTMAX)
+    m.require("expert_weights_norm", True)
+    m.get("expert_shared_feed_forward_length")  # of no use: converters divide the dense one's by heads
+    return {**m.heads(), "moe_layer_end_index": -1}
+
+
+def mistral3(m: Metadata) -> dict[str, Any]:
+    """Return the config of Mistral Small 3, or of Ministral 3, whose queries are scaled by position."""
+    beta, mscale = m.get("attention.temperature_scale"), m.get("rope.scaling.yarn_log_multiplier")
+    if beta is None and mscale is None:
+        return {**m.heads(), "sliding_window": None}
+    if m.get("rope.scaling.type") != "yarn" or m.number("rope.scaling.factor", 1.0) == 1 or None in (beta, mscale):
+        raise m.refused("both attention.temperature_scale and rope.scaling.yarn_log_multiplier, beside yarn")
+    own = {**dict.fromkeys(("mscale", "mscale_all_dim"), mscale), "llama_4_scaling_beta": beta}
+    return {**m.heads(), "model_type": "ministral3", "sliding_window": None, "yarn": own}
+
+
+def gemma4(m: Metadata) -> dict[str, Any]:
+    """Return the config of the text part of Gemma 4, whose layers of full attention have other heads."""
+    size, whole = m.size("attention.key_length_swa"), m.size("attention.key_length")
+    m.require("attention.value_length_swa", size)
+    m.require("attention.value_length", whole)
+    m.require("rope.dimension_count_swa", size)
+    m.require("rope.dimension_count", whole)
+    windows, heads, width = m.windows(), m.by_layer("attention.head_count_kv"), m.by_layer("feed_forward_length")
+    full = [i for i, kind in enumerate(windows["layer_types"]) if kind == "full_attention"]
+    slide = [i for i, kind in enumerate(windows["layer_types"]) if kind != "full_attention"]
+    if not full or not slide or any(len({heads[i] for i in own}) > 1 for own in (full, slide)):
+        raise m.refused(f"one value of attention.head_count_kv for layers of one kind, got {heads}")
+    per_layer = m.tensors.get("per_layer_token_embd.weight")
+    return {
+        **windows,
+        "head_dim": size,
+        "num_key_value_heads": heads[slide[0]],
+        "per_layer_config": {str(i): {"head_dim": whole, "num_key_value_heads": heads[full[0]]} for i in full},
+        "attention_k_eq_v": not any(f"blk.{i}.attn_v.weight" in m.tensors for i in full),
+        "intermediate_size": width[0],
+        "use_double_wide_mlp": width[-1] == 2 * width[0],
+        "enable_moe_block": bool(m.get("expert_count")),
+        "num_experts": m.get("expert_count") or None,
+        **({} if per_layer is None else {"vocab_size_per_layer_input": per_layer.shape[0]}),
+        "sliding_rope": {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", 10000.0)},
+    }
+
+
+def llama4(m: Metadata) -> dict[str, Any]:
+    """Return the config of the text part of Llama 4, whose largest model has no norms of Q and K."""
+    m.require("attention.sliding_window")
+    return {**m.heads(), "use_qk_norm": m.size("expert_count") != 128}
+
+
 EXPERT_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+GEMMA4 = {
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "top_k_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+ERNIE = {
+    "expert_count": "moe_num_experts",
+    "expert_used_count": "moe_k",
+    "expert_shared_count": "moe_num_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "leading_dense_block_count": "moe_layer_start_index",
+    "interleave_moe_layer_step": "moe_layer_interval",
+}
+LLAMA4 = {
+    **EXPERT_COUNTS,
+    "expert_feed_forward_length": "intermediate_size",
+    "feed_forward_length": "intermediate_size_mlp",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
+}
 DENSE_CONFIGS = {
     "deepseek2": ConfigTable({**ROUTED, "attention.kv_lora_rank": "kv_lora_rank"}, deepseek2),
     "glm4moe": ConfigTable(ROUTED, glm4moe),
@@ -133,4 +208,8 @@ DENSE_CONFIGS = {
     "exaone4": ConfigTable(other=exaone4),
     "seed_oss": ConfigTable(other=seed_oss),
     "ernie4_5": ConfigTable(),
+    "ernie4_5-moe": ConfigTable(ERNIE, ernie_moe),
+    "mistral3": ConfigTable(other=mistral3),
+    "gemma4": ConfigTable(GEMMA4, gemma4),
+    "llama4": ConfigTable(LLAMA4, llama4),
 }

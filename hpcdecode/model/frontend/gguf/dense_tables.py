@@ -8,6 +8,7 @@ from __future__ import annotations
 from hpcdecode.model.frontend.gguf.changes import (
     Values,
     convolution,
+    correction_as_row,
     gate_as_row,
     interleaved,
     plus_one,
@@ -61,8 +62,8 @@ GPT_OSS = {
     "ffn_gate_inp": "mlp.router",
 }
 GPT_OSS_EXPERTS = (
-    Experts("mlp.experts.gate_up_proj", ("ffn_gate_exps", "ffn_up_exps"), interleaved=True, by_column=True),
-    Experts("mlp.experts.down_proj", ("ffn_down_exps",), by_column=True),
+    Experts("mlp.experts.gate_up_proj", ("ffn_gate_exps", "ffn_up_exps"), True, by_column=True, biased=True),
+    Experts("mlp.experts.down_proj", ("ffn_down_exps",), by_column=True, biased=True),
 )
 LFM2_TOP = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
 LFM2 = {
@@ -101,6 +102,38 @@ GRANITE_EXPERTS = (
     Joined("shared_mlp.input_linear.weight", ("ffn_gate_shexp", "ffn_up_shexp"), behind),
 )
 GRANITE_MOE = {"ffn_gate_inp": "block_sparse_moe.router.layer", "ffn_down_shexp": "shared_mlp.output_linear"}
+GEMMA4_TOP = {
+    **TOP,
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+GEMMA4 = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    **{f"post_ffw_norm_{i}": f"post_feedforward_layernorm_{i}" for i in (1, 2)},
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+}
+GEMMA4_PARAMETERS = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+GEMMA4_EXPERTS = (
+    Experts("experts.gate_up_proj", ("ffn_gate_up_exps",)),
+    Experts("experts.down_proj", ("ffn_down_exps",)),
+)
+LLAMA4 = {
+    **{f"ffn_{own}": f"feed_forward.{own}_proj" for own in ("gate", "up", "down")},
+    **{f"ffn_{own}_shexp": f"feed_forward.shared_expert.{own}_proj" for own in ("gate", "up", "down")},
+    "ffn_gate_inp": "feed_forward.router",
+}
+LLAMA4_EXPERTS = (
+    Experts("feed_forward.experts.gate_up_proj", ("ffn_gate_exps", "ffn_up_exps"), by_column=True),
+    Experts("feed_forward.experts.down_proj", ("ffn_down_exps",), by_column=True),
+)
 QKV_BIASES = frozenset({"attn_q", "attn_k", "attn_v"})
 ALL_BIASES = frozenset(DENSE)
 NO_BIASES = frozenset[str]()
@@ -165,4 +198,22 @@ DENSE_TABLES = {
         biases=QKV_BIASES | {"attn_output"},
     ),
     "ernie4_5": NameTable("ernie4_5", TOP, DENSE, biases=ALL_BIASES),
+    "ernie4_5-moe": NameTable(
+        "ernie4_5_moe",
+        TOP,
+        DENSE | ROUTED,
+        change=correction_as_row,
+        parameters={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        biases=NO_BIASES,
+    ),
+    "mistral3": NameTable("mistral", TOP, DENSE, change=interleaved, biases=NO_BIASES),
+    "gemma4": NameTable(
+        "gemma4_text",
+        GEMMA4_TOP,
+        ATTENTION | HEAD_NORMS | MLP | GEMMA | GEMMA4,
+        parameters=GEMMA4_PARAMETERS,
+        wholes=GEMMA4_EXPERTS,
+        biases=NO_BIASES,
+    ),
+    "llama4": NameTable("llama4_text", TOP, ATTENTION | NORMS | LLAMA4, wholes=LLAMA4_EXPERTS, biases=NO_BIASES),
 }

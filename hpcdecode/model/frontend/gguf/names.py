@@ -15,15 +15,17 @@ class Experts(NamedTuple):
 
     Attributes:
         key: Its key in a layer.
-        modules: Modules in GGUF whose outputs it has. Of their biases it has another, whose key ends in _bias.
+        modules: Modules in GGUF whose outputs it has.
         interleaved: Whether outputs of the modules are in turn, not one module's behind the other's.
         by_column: Whether it is [E, in, out].
+        biased: Whether there is another tensor of the modules' biases, whose key ends in _bias.
     """
 
     key: str
     modules: tuple[str, ...]
     interleaved: bool = False
     by_column: bool = False
+    biased: bool = False
 
 
 class Layout(NamedTuple):
@@ -47,11 +49,13 @@ class Joined(NamedTuple):
         key: Its key in a layer.
         modules: Modules in GGUF whose rows it has.
         layout: Returns how, given the metadata.
+        biased: As of Experts.
     """
 
     key: str
     modules: tuple[str, ...]
     layout: Callable[[Values], Layout]
+    biased: bool = False
 
 
 class NameTable(NamedTuple):
@@ -131,7 +135,7 @@ def part_of(table: NameTable, name: str) -> Part | None:
         return None
     module, leaf = match.groups()
     for whole in table.wholes:
-        if module in whole.modules and (leaf == "weight" or not whole.key.endswith(".weight")):
+        if module in whole.modules and (leaf == "weight" or whole.biased):
             own = f"{table.prefix}.{int(layer[1])}.{whole.key}{'_bias' if leaf == 'bias' else ''}"
             names = tuple(f"blk.{layer[1]}.{each}.{leaf}" for each in whole.modules)
             return Part(own, whole.modules.index(module), names, whole)
