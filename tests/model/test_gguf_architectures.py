@@ -10,7 +10,11 @@ from transformers import AutoModelForCausalLM
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.config import read_config
-from tests.model.test_gguf import IDS, close, logits, theirs
+from hpcdecode.model.frontend.gguf.config import stated_by
+from hpcdecode.model.frontend.gguf.tensors import read_headers
+from hpcdecode.model.run.load import ModelPart
+from tests.model.test_gguf import IDS, close, logits, projections, theirs
+from tests.model.test_gguf_packed import expanded
 from tests.support.gguf_converted import as_it_is, convert, save_ternary
 from tests.support.models import EXPERTS, LATENT, SHAPE, YARN_ROPE
 from tests.support.quantised import forms
@@ -227,6 +231,20 @@ def test_an_architecture(name, tmp_path):
     assert "Q8_0" in forms(load_split(file, dtype="float32", quantised="auto"))
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3", "granite_moe"])
+@pytest.mark.parametrize("ep", [False, True])
+def test_members_have_the_parts_that_they_have_of_the_checkpoint(name, ep, tmp_path):
+    """Of numbers to the bit, and of blocks what they expand to."""
+    source, file = make(name, tmp_path)
+    for member in range(2):
+        part = ModelPart(2, member, ep=ep)
+        found, plain = (load_split(path, dtype="float32", quantised=None, part=part) for path in (file, source))
+        for own, other in zip(*(projections(model) for model in (found, plain)), strict=True):
+            assert torch.equal(own, other)
+        kept = load_split(file, dtype="float32", quantised="auto", part=part)
+        assert "Q8_0" in forms(kept) and expanded(kept) == expanded(found)
+
+
 def test_a_latent_in_one_tensor(tmp_path):
     """As older converters wrote it, which stated the sizes of K and V of a head."""
     architecture, config, values = MODELS["deepseek_v3"]
@@ -267,7 +285,7 @@ REFUSED = {  # of architectures metadata that they cannot have
     "no sizes": ("deepseek_v3", {"attention.key_length_mla": None}, r"above 0 of attention\.key_length_mla, got None"),
     "all layers predict": ("glm4_moe", {"nextn_predict_layers": 4}, r"fewer than 4 layers of nextn_predict_layers"),
     "not rotated": ("granite", {"rope.scaling.finetuned": False}, r"True of rope\.scaling\.finetuned, got False"),
-    "a scale alone": ("mistral3", {"attention.temperature_scale": 0.1}, "both attention.temperature_scale and rope"),
+    "a scale alone": ("mistral3", {"attention.temperature_scale": 0.1}, "beside rotary frequencies scaled by yarn"),
     "two sizes in a kind": ("gemma4_moe", {"attention.head_count_kv": [2, 1, 1, 1]}, r"for layers of one kind, got"),
     "frequencies": ("gemma4", {"extra": {"rope_freqs.weight": torch.ones(16) * 2}}, "that are 1 or more than"),
     "a window": ("llama4", {"attention.sliding_window": 0}, r"no value of attention\.sliding_window, got 0"),
@@ -280,6 +298,19 @@ def test_metadata_that_is_not_understood(name, tmp_path):
     model, more, message = REFUSED[name]
     with pytest.raises(UserError, match=message):
         load_split(make(model, tmp_path, **more)[1], dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "olmo3", "gemma4", "ministral3", "llama4"])
+def test_hostile_metadata_ends_in_a_config_or_an_error(name, tmp_path):
+    (header,) = read_headers([make(name, tmp_path)[1]])
+    refused = 0
+    for key in [key for key in header.values if key.startswith(f"{MODELS[name][0]}.")]:
+        for value in ("x", 0, -1, 1 << 40, float("nan"), [0], ["a"], [True] * 3):
+            try:
+                stated_by([header._replace(values={**header.values, key: value})])
+            except UserError:
+                refused += 1
+    assert refused > 20
 
 
 def test_tensors_that_do_not_fit(tmp_path):

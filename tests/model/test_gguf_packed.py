@@ -130,7 +130,8 @@ def expanded(model):
             if recipe.packed is None:
                 continue
             bits, size = recipe.bits, recipe.packed
-            inputs = next(n for n in (32, 64, 128) if (ALL_FORMS[bits].words(n) if bits else n) == size.words)
+            sizes = (n for n in (32, 64, 96, 128) if ALL_FORMS[bits].words(n) == size.words) if bits else (size.words,)
+            inputs = next(iter(sizes))
             for own in weight.unflatten(0, (size.experts, -1)):
                 made = multiply(torch.eye(inputs), own.contiguous(), size.outputs, bits)
                 found.append((size.outputs, made.numpy().tobytes()))

@@ -31,7 +31,7 @@ def save_ternary(config: PreTrainedConfig, folder: Path) -> Path:
     for key, value in tensors.items():
         if value.ndim > 1 and value.is_floating_point():
             largest = LARGEST["embed_tokens" if "embed_tokens" in key else "lm_head"]
-            tensors[key] = (value / value.std()).round().clamp(-1, 1).mul(largest).contiguous()
+            tensors[key] = (value / value.std()).round().clamp(-1, 1).mul(largest).add(0.0).contiguous()  # no -0
     save_file(tensors, file, {"format": "pt"})
     return folder
 

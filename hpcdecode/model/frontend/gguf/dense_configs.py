@@ -44,10 +44,11 @@ def deepseek2(m: Metadata) -> dict[str, Any]:
         m.require("attention.head_count_kv", 1)
         m.require("attention.key_length", m.size("attention.kv_lora_rank") + rotated)
         m.require("attention.value_length", m.size("attention.kv_lora_rank"))
-    mscale = m.get("rope.scaling.yarn_log_multiplier")
+    multiplied = "rope.scaling.yarn_log_multiplier"
+    mscale = None if m.get(multiplied) is None else round(10 * m.number(multiplied, 0.0), 5)
     config = {
         "num_key_value_heads": heads,
-        "yarn": {} if mscale is None else dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * mscale, 5)),
+        "yarn": {} if mscale is None else dict.fromkeys(("mscale", "mscale_all_dim"), mscale),
         "q_lora_rank": m.get("attention.q_lora_rank"),
         "qk_nope_head_dim": key - rotated,
         "qk_rope_head_dim": rotated,
@@ -79,7 +80,7 @@ def olmo2(m: Metadata) -> dict[str, Any]:
     """Return the config of OLMo 2, or of OLMo 3, some of whose layers see a window."""
     if m.get("attention.sliding_window") is None:
         return m.heads()
-    base = m.number("rope.freq_base_swa", m.number("rope.freq_base", 10000.0))
+    base = m.number("rope.freq_base_swa", m.rope_base)
     slides = {"rope_type": "default", "rope_theta": base}  # their frequencies are not scaled
     return {**m.heads(), **m.windows(), "model_type": "olmo3", "sliding_rope": slides}
 
@@ -131,12 +132,13 @@ def ernie_moe(m: Metadata) -> dict[str, Any]:
 
 def mistral3(m: Metadata) -> dict[str, Any]:
     """Return the config of Mistral Small 3, or of Ministral 3, whose queries are scaled by position."""
-    beta, mscale = m.get("attention.temperature_scale"), m.get("rope.scaling.yarn_log_multiplier")
-    if beta is None and mscale is None:
+    scaled = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
+    if m.get(scaled[0]) is None and m.get(scaled[1]) is None:
         return {**m.heads(), "sliding_window": None}
-    if m.get("rope.scaling.type") != "yarn" or m.number("rope.scaling.factor", 1.0) == 1 or None in (beta, mscale):
-        raise m.refused("both attention.temperature_scale and rope.scaling.yarn_log_multiplier, beside yarn")
-    own = {**dict.fromkeys(("mscale", "mscale_all_dim"), mscale), "llama_4_scaling_beta": beta}
+    if m.get("rope.scaling.type") != "yarn" or m.number("rope.scaling.factor", 1.0) == 1:
+        raise m.refused(f"{scaled[0]} and {scaled[1]} beside rotary frequencies scaled by yarn")
+    beta, mscale = (m.number(name, 0.0) for name in scaled)
+    own = {"mscale": mscale, "mscale_all_dim": mscale, "llama_4_scaling_beta": beta}
     return {**m.heads(), "model_type": "ministral3", "sliding_window": None, "yarn": own}
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader
+from hpcdecode.model.frontend.stated import MOST_LAYERS
 
 COMMON = {  # metadata and config values of all these architectures
     "context_length": "max_position_embeddings",
@@ -17,7 +18,6 @@ COMMON = {  # metadata and config values of all these architectures
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
 }
 SPECIAL_TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 READ_ELSEWHERE = (  # the tensors state the vocabulary; for rotary scaling see rope.py
@@ -58,7 +58,7 @@ class Metadata:
     def number(self, name: str, default: float) -> float:
         """Return a finite number above 0, or `default` if it is not stated. Raise UserError if it is another value."""
         found = self.get(name, default)
-        if type(found) not in (int, float) or not 0 < found < math.inf:
+        if not is_number(found) or not 0 < found < math.inf:
             raise self.refused(f"one finite number above 0 of {name}, got {found!r:.50}")
         return float(found)
 
@@ -91,9 +91,16 @@ class Metadata:
     def layers(self) -> int:
         """Return the number of layers, without those that predict later tokens."""
         blocks, predict = self.size("block_count"), self.get("nextn_predict_layers", 0)
+        if blocks > MOST_LAYERS:
+            raise self.refused(f"at most {MOST_LAYERS:,} layers of block_count, got {blocks:,}")
         if type(predict) is not int or not 0 <= predict < blocks:
             raise self.refused(f"fewer than {blocks} layers of nextn_predict_layers, got {predict!r:.50}")
         return blocks - predict
+
+    @property
+    def rope_base(self) -> float:
+        """Return the base of rotary frequencies, which files need not state."""
+        return self.number("rope.freq_base", 10000.0)
 
     @property
     def head_dim(self) -> int:
@@ -155,6 +162,7 @@ def config_of(table: ConfigTable, header: GgufHeader, metadata: Metadata) -> dic
     if embedding is None or len(embedding.shape) != 2:
         raise metadata.refused("a matrix 'token_embd.weight'")
     config: dict[str, Any] = {"vocab_size": embedding.shape[0], "num_hidden_layers": metadata.layers}
+    config["rope_theta"] = metadata.rope_base
     config |= {config: header.values.get(f"tokenizer.ggml.{name}_token_id") for name, config in SPECIAL_TOKENS.items()}
     for name, own in (COMMON | dict(table.names)).items():
         if (value := metadata.get(name)) is not None and (value != 0 or name in table.names):
@@ -162,6 +170,11 @@ def config_of(table: ConfigTable, header: GgufHeader, metadata: Metadata) -> dic
     config |= table.other(metadata)
     metadata.require_read()
     return config
+
+
+def is_number(value: Any) -> bool:
+    """Return whether metadata is one number."""
+    return type(value) in (int, float)
 
 
 def refused(header: GgufHeader, expected: str) -> UserError:
