@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from tests.model.test_gguf import close, logits
-from tests.model.test_gguf_architectures import SCALED, SCALES, expected, kinds
-from tests.support.gguf_converted import convert, save_ternary
+from tests.model.test_gguf_architectures import expected
+from tests.support.gguf_models import SCALED, SCALES, make
 from tests.support.hybrids import GATED_DELTA, HYBRIDS, MAMBA, MAMBA2, SHAPE, SHARED
 from tests.support.quantised import forms
 
@@ -87,15 +86,9 @@ MODELS = {  # the name in GGUF, the config, and metadata that the writer does no
 }
 
 
-def make(name, folder, **more):
-    architecture, config, values = MODELS[name]
-    source = save_ternary(config(transformers), folder / name)
-    return source, convert(source, architecture, kinds, **{**values, **more})
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_an_architecture(name, tmp_path):
-    source, file = make(name, tmp_path)
+    source, file = make(name, tmp_path, MODELS)
     whole = logits(file)
     close(whole, expected(source))
     assert whole.std() > 0.1
@@ -104,7 +97,9 @@ def test_an_architecture(name, tmp_path):
 
 
 def test_layers_of_full_attention_that_older_files_state_by_their_interval(tmp_path):
-    source, file = make("qwen3_5", tmp_path, **{"attention.recurrent_layers": None, "full_attention_interval": 3})
+    source, file = make(
+        "qwen3_5", tmp_path, MODELS, **{"attention.recurrent_layers": None, "full_attention_interval": 3}
+    )
     close(logits(file), expected(source))
 
 
@@ -127,12 +122,12 @@ REFUSED = {  # of architectures metadata that they cannot have
 def test_metadata_that_is_not_understood(name, tmp_path):
     model, more, message = REFUSED[name]
     with pytest.raises(UserError, match=message):
-        load_split(make(model, tmp_path, **more)[1], dtype="float32")
+        load_split(make(model, tmp_path, MODELS, **more)[1], dtype="float32")
 
 
 def test_a_tied_head_of_falcon_h1_is_refused(tmp_path):
     """Its multiplier would be that of the embeddings."""
-    file = make("falcon_h1", tmp_path)[1]
+    file = make("falcon_h1", tmp_path, MODELS)[1]
     file.write_bytes(file.read_bytes().replace(b"output.weight", b"absent.weight"))
     with pytest.raises(UserError, match=r"a matrix 'output\.weight'"):
         load_split(file, dtype="float32")

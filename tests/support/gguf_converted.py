@@ -216,7 +216,7 @@ def convert(
         kinds: Returns the block type of a matrix, by its name in GGUF.
         change: What the converter does with a tensor, if not that of CONVERTERS.
         extra: Further tensors in float32, by name.
-        values: Metadata beside the usual, without the architecture; None for what is not stated.
+        values: Metadata beside the usual, without the architecture, or of the tokenizer; None for what is not stated.
     """
     config, change = json.loads((source / "config.json").read_text()), change or CONVERTERS.get(architecture, as_it_is)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)

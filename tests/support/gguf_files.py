@@ -123,7 +123,7 @@ def write(
         kinds: Returns the block type of a matrix, by its name in GGUF.
         parts: Number of files.
         extra: Further tensors in float32, by name.
-        values: Metadata beside the usual, without the architecture.
+        values: Metadata beside the usual, without the architecture, or of the tokenizer.
     """
     config, rng = json.loads((source / "config.json").read_text()), np.random.default_rng(0)
     plain = Path(shutil.copytree(source, folder / "plain", dirs_exist_ok=True))
@@ -180,7 +180,7 @@ def describe(writer: gguf.GGUFWriter, config: dict, architecture: str, source: P
     """Write the metadata: sizes of the model, and its tokenizer."""
     writer.add_name("tiny")
     for key, value in {**usual(config, architecture), **values}.items():
-        name = f"{architecture}.{key}"
+        name = key if key.startswith("tokenizer.") else f"{architecture}.{key}"
         if isinstance(value, list):
             writer.add_array(name, value)
         elif isinstance(value, str):

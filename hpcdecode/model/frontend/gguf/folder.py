@@ -22,6 +22,7 @@ from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.gguf.config import CONFIGS, MISREAD, stated_by
 from hpcdecode.model.frontend.gguf.header import GgufHeader
 from hpcdecode.model.frontend.gguf.rope import FREQUENCIES
+from hpcdecode.model.frontend.gguf.splits import set_split
 from hpcdecode.model.frontend.gguf.tables import table_of
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.system.kept import directory
@@ -139,8 +140,10 @@ def write_tokenizer(folder: Path, header: GgufHeader) -> None:
     kind: Any = PreTrainedTokenizerFast if architecture in UNREAD else AutoTokenizer  # which reads the config first
     try:
         options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
-        kind.from_pretrained(str(file.parent), **options).save_pretrained(str(folder))
-    except OSError:
+        tokenizer = kind.from_pretrained(str(file.parent), **options)
+        set_split(tokenizer, header, known_alone=architecture in UNREAD)
+        tokenizer.save_pretrained(str(folder))
+    except (OSError, UserError):
         raise
     except Exception as e:
         raise UserError(
