@@ -21,9 +21,9 @@ from hpcdecode.model.frontend.gguf.tensors import block_sizes
 from hpcdecode.model.run.load import ModelPart
 from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.gguf_files import GPT_OSS, GPT_OSS_VALUES, write
-from tests.support.models import BOS, COMMON, EOS, SHAPE, Attention, save, step
+from tests.support.gguf_logits import close, logits, projections, theirs
+from tests.support.models import BOS, COMMON, EOS, SHAPE, save
 
-IDS = [5, 77, 300, 12, 9, 450, 33, 2]
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=96)
 GPT2 = dict(vocab_size=512, n_positions=256, n_embd=64, n_layer=2, n_head=4, bos_token_id=BOS, eos_token_id=EOS)
 LOCAL = dict(num_local_experts=4, num_experts_per_tok=2)
@@ -81,26 +81,6 @@ MODELS = {  # by the name in GGUF: the config, and metadata that the writer does
         {"attention.head_count_kv": [0, SHAPE["num_key_value_heads"], 0], "shortconv.l_cache": 3},
     ),
 }
-
-
-def logits(path, **options):
-    model = load_split(path, dtype="float32", **options)
-    return step(model, Attention(model), [(0, i, token) for i, token in enumerate(IDS)], list(range(len(IDS))))
-
-
-def projections(model):
-    """The weights that the slices of a model on the CPU have bound."""
-    stretches = [s for i in range(len(model.attends) + 1) for s in model._slices[i].stretches]
-    return [weight for s in stretches for weight in s.weights if isinstance(weight, torch.Tensor)]
-
-
-@torch.no_grad()
-def theirs(model):
-    return model.eval()(torch.tensor([IDS])).logits[0]
-
-
-def close(one, other):
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -5,21 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
 
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.model.run.load import ModelPart
-from tests.model.test_gguf import IDS, close, logits, projections, theirs
-from tests.model.test_gguf_packed import expanded
 from tests.support.gguf_converted import as_it_is, convert, save_ternary
+from tests.support.gguf_logits import IDS, close, expanded, expected, logits, projections
 from tests.support.gguf_models import MODELS, YARN, kinds, make
 from tests.support.models import LATENT, SHAPE
 from tests.support.quantised import forms
-
-
-def expected(source):
-    return theirs(AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -53,6 +47,13 @@ def test_a_latent_in_one_tensor(tmp_path):
     old = {"attention.head_count_kv": 4, "attention.key_length": 24, "attention.value_length": 20}
     old |= {"attention.key_length_mla": None, "attention.value_length_mla": None}
     close(logits(convert(source, architecture, kinds, as_it_is, **{**values, **old})), expected(source))
+
+
+@pytest.mark.parametrize("pattern", [None, 4, [1, 1, 1, 0]])
+def test_windows_by_the_period_of_a_layer_without_one(pattern, tmp_path):
+    """Which is 4 if it is not stated."""
+    source, file = make("exaone4", tmp_path, **{"attention.sliding_window_pattern": pattern})
+    close(logits(file), expected(source))
 
 
 def test_groups_of_released_models_that_older_files_do_not_state(tmp_path):

@@ -7,8 +7,7 @@ import torch
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from tests.model.test_gguf import close, logits
-from tests.model.test_gguf_architectures import expected
+from tests.support.gguf_logits import close, expected, logits
 from tests.support.gguf_models import SCALED, SCALES, make
 from tests.support.hybrids import GATED_DELTA, HYBRIDS, MAMBA, MAMBA2, SHAPE, SHARED
 from tests.support.quantised import forms

@@ -8,17 +8,17 @@ import pytest
 import torch
 import transformers
 
-from hpcdecode._ops_cpu import BlockType, Chain, Product, Type, pack_blocks
+from hpcdecode._ops_cpu import BlockType, Product, Type, pack_blocks
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, GGUF_BLOCKS, OWN_BLOCKS
 from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.few_bits import ALL_FORMS
-from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.run.load import ModelPart
 from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.blocks import numbers_of, random_weight
 from tests.support.gguf_files import KINDS, write
+from tests.support.gguf_logits import expanded, multiply
 from tests.support.isas import OWN_GEMMS, use_isa
 from tests.support.models import SHAPE, Attention, save, step
 from tests.support.quantised import forms
@@ -36,15 +36,6 @@ def logits(path, dtype, **options):
 def packed_bytes(model):
     recipes = [r for s in model._slices.values() for t in s.stretches for r in t.compiled.recipes if r.packed]
     return sum(r.packed.bytes for r in recipes)
-
-
-def multiply(x, packed, outputs, bits):
-    y = torch.empty(len(x), outputs, dtype=x.dtype)
-    kind, form = TYPES[x.dtype], packed_weights.form_of(bits)
-    work = Product(kind, kind, x.shape[1] * x.element_size() // 4, outputs, packed_weights.isa(), None, *form)
-    strides = [x.stride(0) * x.element_size(), 0, y.stride(0) * y.element_size()]
-    Chain([(work, [0, 1, 2])], 3, []).run(len(x), 2, [t.data_ptr() for t in (x, packed, y)], strides)
-    return y
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -120,22 +111,6 @@ def test_experts_and_parts_of_members(tmp_path, name):
         plain, model = (load_split(file, dtype="float32", quantised=q, part=part) for q in (None, "auto"))
         assert set(forms(model)) == {name}
         assert expanded(model) == expanded(plain)
-
-
-def expanded(model):
-    """Sums of what each packed weight of a model makes of rows of the identity, by its number of outputs."""
-    found = []
-    for stretch in (t for s in model._slices.values() for t in s.stretches):
-        for recipe, weight in zip(stretch.compiled.recipes, stretch.weights, strict=True):
-            if recipe.packed is None:
-                continue
-            bits, size = recipe.bits, recipe.packed
-            sizes = (n for n in (32, 64, 96, 128) if ALL_FORMS[bits].words(n) == size.words) if bits else (size.words,)
-            inputs = next(iter(sizes))
-            for own in weight.unflatten(0, (size.experts, -1)):
-                made = multiply(torch.eye(inputs), own.contiguous(), size.outputs, bits)
-                found.append((size.outputs, made.numpy().tobytes()))
-    return found
 
 
 def test_a_cut_within_blocks_is_dequantised(tmp_path):

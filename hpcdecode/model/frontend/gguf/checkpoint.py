@@ -16,7 +16,7 @@ from hpcdecode.model.frontend.gguf.changes import SAME, Change, Values
 from hpcdecode.model.frontend.gguf.experts import ExpertTensor
 from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader
 from hpcdecode.model.frontend.gguf.joined import JoinedTensor
-from hpcdecode.model.frontend.gguf.names import Experts, Part, is_left_out, key_of, part_of
+from hpcdecode.model.frontend.gguf.names import Experts, GgufPart, is_left_out, key_of, part_of
 from hpcdecode.model.frontend.gguf.tables import own_values, table_of
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor, read_headers
 from hpcdecode.model.frontend.mapped import MappedFile
@@ -64,7 +64,7 @@ def open_gguf(files: Sequence[Path], dtype: torch.dtype) -> dict[str, Checkpoint
     headers = read_headers([file.resolve() for file in files])
     architecture, table = table_of(headers[0])
     values, found = own_values(headers[0], architecture), dict[str, CheckpointTensor]()
-    parts = defaultdict[str, dict[Part, Stored]](dict)
+    parts = defaultdict[str, dict[GgufPart, Stored]](dict)
     for header in headers:
         for stored in stored_in(header, dtype):
             name = stored.entry.name
@@ -90,7 +90,7 @@ def stored_in(header: GgufHeader, dtype: torch.dtype) -> Iterator[Stored]:
     yield from (Stored(mapped, data, entry, dtype) for entry in header.tensors.values())
 
 
-def whole_of(parts: Mapping[Part, Stored], values: Values) -> CheckpointTensor:
+def whole_of(parts: Mapping[GgufPart, Stored], values: Values) -> CheckpointTensor:
     """Return a tensor of the checkpoint, of its parts in GGUF files.
 
     Raises:

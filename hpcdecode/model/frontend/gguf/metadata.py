@@ -122,12 +122,19 @@ class Metadata:
         return {"head_dim": self.head_dim, "partial_rotary_factor": rotated / self.head_dim, "attention_bias": bias}
 
     def windows(self) -> dict[str, Any]:
-        """Return the config of layers some of which see a window; without a window none do."""
-        window = self.get("attention.sliding_window")
-        slides = self.by_layer("attention.sliding_window_pattern") if window else [False] * self.layers
+        """Return the config of layers some of which see a window; without a window none do.
+
+        Files state which, or the period of a layer without one, which is 4 if they state neither.
+        """
+        window, stated = self.get("attention.sliding_window"), self.get("attention.sliding_window_pattern", 4)
+        if isinstance(stated, list):
+            slides = self.by_layer("attention.sliding_window_pattern")
+        else:
+            period = 4 if stated == 4 else self.size("attention.sliding_window_pattern")
+            slides = [bool((i + 1) % period) for i in range(self.layers)]
         return {
             "sliding_window": window or None,
-            "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
+            "layer_types": ["sliding_attention" if window and each else "full_attention" for each in slides],
         }
 
     def refused(self, expected: str) -> UserError:

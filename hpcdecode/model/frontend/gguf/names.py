@@ -82,7 +82,7 @@ class NameTable(NamedTuple):
     biases: frozenset[str] | None = None
 
 
-class Part(NamedTuple):
+class GgufPart(NamedTuple):
     """What a tensor of a GGUF file is of one of the checkpoint.
 
     Attributes:
@@ -127,7 +127,7 @@ def key_of(table: NameTable, name: str) -> str | None:
     return f"{table.prefix}.{int(layer[1])}.{table.layer[module]}.{leaf}"
 
 
-def part_of(table: NameTable, name: str) -> Part | None:
+def part_of(table: NameTable, name: str) -> GgufPart | None:
     """Return what a tensor is of one that is several in GGUF; None if it is of none."""
     layer = LAYER.fullmatch(name)
     match = NAME.fullmatch(layer[2]) if layer is not None else None
@@ -138,5 +138,5 @@ def part_of(table: NameTable, name: str) -> Part | None:
         if module in whole.modules and (leaf == "weight" or whole.biased):
             own = f"{table.prefix}.{int(layer[1])}.{whole.key}{'_bias' if leaf == 'bias' else ''}"
             names = tuple(f"blk.{layer[1]}.{each}.{leaf}" for each in whole.modules)
-            return Part(own, whole.modules.index(module), names, whole)
+            return GgufPart(own, whole.modules.index(module), names, whole)
     return None
