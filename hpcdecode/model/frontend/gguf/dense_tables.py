@@ -62,7 +62,9 @@ GPT_OSS = {
     "ffn_gate_inp": "mlp.router",
 }
 GPT_OSS_EXPERTS = (
-    Experts("mlp.experts.gate_up_proj", ("ffn_gate_exps", "ffn_up_exps"), True, by_column=True, biased=True),
+    Experts(
+        "mlp.experts.gate_up_proj", ("ffn_gate_exps", "ffn_up_exps"), interleaved=True, by_column=True, biased=True
+    ),
     Experts("mlp.experts.down_proj", ("ffn_down_exps",), by_column=True, biased=True),
 )
 LFM2_TOP = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
