@@ -57,3 +57,13 @@ def test_tensors_that_do_not_fit(tmp_path):
     file.write_bytes(content.replace(b"blk.1.attn_q_b.weight", b"blk.1.attn_q_b.bias\0\0"))
     with pytest.raises(UserError, match="attn_q_b"):
         load_split(file, dtype="float32")
+
+
+@pytest.mark.parametrize(("name", "groups"), [("deepseek_v3", (8, 3)), ("glm4_moe", (1, 1))])
+def test_groups_of_experts_that_older_files_leave_out(name, groups, tmp_path):
+    """Those of 160 experts are known of DeepSeek-V2; GLM-4.5 has as many, and one group."""
+    (header,) = read_headers([make(name, tmp_path)[1]])
+    architecture = MODELS[name][0]
+    values = {key: v for key, v in header.values.items() if not key.startswith(f"{architecture}.expert_group")}
+    config = stated_by([header._replace(values={**values, f"{architecture}.expert_count": 160})])
+    assert (config["n_group"], config["topk_group"]) == groups

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hpcdecode.model.frontend.gguf.metadata import ConfigTable, Metadata
@@ -22,10 +24,14 @@ MULTIPLIERS = {
 }
 
 
-def routed(m: Metadata) -> dict[str, Any]:
-    """Return how a router of DeepSeek chooses and weighs experts."""
-    experts = m.size("expert_count")
-    groups, chosen = RELEASED_GROUPS.get(experts, (1, 1))
+def routed(m: Metadata, released: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> dict[str, Any]:
+    """Return how a router of DeepSeek chooses and weighs experts.
+
+    Args:
+        m: The metadata.
+        released: Groups of experts, and how many are chosen, by experts, where none are stated; one for others.
+    """
+    groups, chosen = released.get(m.size("expert_count"), (1, 1))
     return {
         "n_group": m.get("expert_group_count", groups),
         "topk_group": m.get("expert_group_used_count", chosen),
@@ -54,7 +60,7 @@ def deepseek2(m: Metadata) -> dict[str, Any]:
         "qk_rope_head_dim": rotated,
         "v_head_dim": value,
         "attention_bias": False,
-        **routed(m),
+        **routed(m, RELEASED_GROUPS),
     }
     if m.has(".exp_probs_b.bias"):  # beside scores by sigmoid alone
         m.require("expert_gating_func", SIGMOID)
