@@ -69,10 +69,12 @@ def test_a_signal_keeps_the_tokens_in_flight(hpcdecode, job, tmp_path):
 def test_a_signal_before_anything_is_loaded_drains_the_job(hpcdecode, job):
     process = hpcdecode.start(*job)
     end = time.monotonic() + 60
-    while not catches(process.pid, signal.SIGUSR1):
-        assert process.poll() is None and time.monotonic() < end
+    while True:
+        loaded = "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+        if catches(process.pid, signal.SIGUSR1):
+            break
+        assert not loaded and process.poll() is None and time.monotonic() < end
         time.sleep(1e-3)
-    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
     process.send_signal(signal.SIGUSR1)
     _, err = process.communicate(timeout=60)
     assert process.returncode == DRAINED and "stopped by SIGUSR1" in err
