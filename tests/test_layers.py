@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -169,3 +171,9 @@ def _imported(path: Path) -> list[str]:
         *(alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names),
         *(f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names),
     ]
+
+
+def test_the_command_line_begins_without_torch():
+    """A signal that comes while torch is imported is caught: a second without it would be long."""
+    code = "import sys, hpcdecode.cli.generate, hpcdecode.ranks.launch; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

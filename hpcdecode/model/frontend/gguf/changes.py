@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Order(NamedTuple):
@@ -31,6 +31,8 @@ class Order(NamedTuple):
 
     def undo(self, rows: Tensor) -> Tensor:
         """Return rows [rows, any] in the order of the checkpoint."""
+        import torch
+
         behind = rows[self.first :]
         swapped = behind.reshape(*self.sizes, *behind.shape[1:]).transpose(1, 2).reshape(behind.shape)
         return torch.cat([rows[: self.first], swapped]) if self.first else swapped
