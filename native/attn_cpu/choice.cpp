@@ -103,9 +103,8 @@ void KvCache::begin_choices(const LayerLayout& layer, const int32_t* slots, cons
         if (shape.has_indexer() || shape.has_entries()) {
             c.length = pool_.length(slots[i]);
             c.count = counts[i];
-            const bool lists = shape.has_entries() || layer.chooses(c.length);
-            const int64_t tail = shape.index_pool - 1;  // of a token that sees the most
-            c.stride = !lists ? 0 : shape.has_pools() ? shape.index_topk + tail : layer.attended(c.length);
+            const int64_t most = layer.chooses(c.length) ? shape.index_topk + shape.index_pool - 1 : 0;
+            c.stride = shape.has_entries() ? layer.attended(c.length) : most;
             c.positions.resize(c.count * c.stride);
         } else if (c.length != pool_.length(slots[i]) || c.count != counts[i]) {
             throw std::invalid_argument("slot " + std::to_string(slots[i]) +

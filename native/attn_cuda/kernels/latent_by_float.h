@@ -8,10 +8,6 @@
 
 namespace hpcdecode {
 
-struct alignas(16) FourFloats {
-    float v[4];
-};
-
 struct LatentByFloat {
     static constexpr int kTile = kFloatTile;
     static constexpr int kOwnRows = kFloatRows, kOwnDims = kMaxLatentVDim / kLatentThreads;

@@ -7,6 +7,10 @@ namespace hpcdecode {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
+struct alignas(16) FourFloats {
+    float v[4];
+};
+
 // Returns the bytes from row to row in shared memory: an odd number of 16, so that eight rows lie in different banks.
 HPC_BOTH int stride_of(int row) { return (row / 16 | 1) * 16; }
 

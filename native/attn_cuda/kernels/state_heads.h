@@ -14,25 +14,19 @@ constexpr int kWarpColumns = 16;
 constexpr int kRowsTogether = 4 * kRowLanes;  // rows that a warp has in four registers of each column
 constexpr float kNormEpsilon = 1e-6f;         // beside the square of a norm
 
-struct alignas(16) Four {
-    float v[4];
+struct alignas(8) TwoWords {
+    uint32_t w[2];
 };
 
-HPC_DEVICE Four load_four(const float* p) { return *reinterpret_cast<const Four*>(p); }
-HPC_DEVICE Four load_four(const uint16_t* p) {
-    struct alignas(8) Words {
-        uint32_t w[2];
-    };
-    const Words two = *reinterpret_cast<const Words*>(p);
+HPC_DEVICE FourFloats load_four(const float* p) { return *reinterpret_cast<const FourFloats*>(p); }
+HPC_DEVICE FourFloats load_four(const uint16_t* p) {
+    const TwoWords two = *reinterpret_cast<const TwoWords*>(p);
     return {as_float(two.w[0] << 16), as_float(two.w[0] & 0xffff0000u), as_float(two.w[1] << 16),
             as_float(two.w[1] & 0xffff0000u)};
 }
-HPC_DEVICE void store_four(float* p, const Four& x) { *reinterpret_cast<Four*>(p) = x; }
-HPC_DEVICE void store_four(uint16_t* p, const Four& x) {
-    struct alignas(8) Words {
-        uint32_t w[2];
-    };
-    *reinterpret_cast<Words*>(p) = {{two_bf16(x.v[0], x.v[1]), two_bf16(x.v[2], x.v[3])}};
+HPC_DEVICE void store_four(float* p, const FourFloats& x) { *reinterpret_cast<FourFloats*>(p) = x; }
+HPC_DEVICE void store_four(uint16_t* p, const FourFloats& x) {
+    *reinterpret_cast<TwoWords*>(p) = {{two_bf16(x.v[0], x.v[1]), two_bf16(x.v[2], x.v[3])}};
 }
 // Return what a state's number is once it has been kept.
 HPC_DEVICE float kept_as(const float*, float x) { return x; }
@@ -139,7 +133,7 @@ template <class Num, int kRows, bool kDelta, bool kByRow>
 struct HeadRecurrence {
     static constexpr int kPadded = kRows * kRowLanes;
     struct Rows {
-        Four r[kRows];
+        FourFloats r[kRows];
     };
 
     Block& block;
@@ -166,7 +160,8 @@ struct HeadRecurrence {
             HPC_UNROLL
             for (int i = 0; i < kRows; ++i) {
                 const bool there = has_columns(t) && lane_row(t, i) < a.layer.k_dim;
-                state[t].r[i] = there ? load_four(from + static_cast<int64_t>(lane_row(t, i)) * a.layer.v_dim) : Four{};
+                state[t].r[i] =
+                    there ? load_four(from + static_cast<int64_t>(lane_row(t, i)) * a.layer.v_dim) : FourFloats{};
             }
         });
     }
@@ -188,12 +183,12 @@ struct HeadRecurrence {
             HPC_UNROLL
             for (int i = 0; i < kRows; i += 4) {
                 const int row = token * kPadded + lane_row(t, i);
-                const Four k = load_four(x.k + row);
-                Four decay{};
+                const FourFloats k = load_four(x.k + row);
+                FourFloats decay{};
                 if constexpr (kByRow) decay = load_four(x.decay + row);
                 HPC_UNROLL
                 for (int j = 0; j < 4; ++j) {
-                    Four& own = state[t].r[i + j];
+                    FourFloats& own = state[t].r[i + j];
                     const float by = kByRow ? decay.v[j] : x.decay[token * 4];
                     HPC_UNROLL
                     for (int c = 0; c < 4; ++c) {
@@ -213,12 +208,12 @@ struct HeadRecurrence {
             HPC_UNROLL
             for (int i = 0; i < kRows; i += 4) {
                 const int row = token * kPadded + lane_row(t, i);
-                const Four k = load_four(x.k + row), q = load_four(x.q + row);
-                Four decay{};
+                const FourFloats k = load_four(x.k + row), q = load_four(x.q + row);
+                FourFloats decay{};
                 if constexpr (kByRow && !kDelta) decay = load_four(x.decay + row);
                 HPC_UNROLL
                 for (int j = 0; j < 4; ++j) {
-                    Four& own = state[t].r[i + j];
+                    FourFloats& own = state[t].r[i + j];
                     const float by = kDelta ? 1.0f : kByRow ? decay.v[j] : x.decay[token * 4];
                     HPC_UNROLL
                     for (int c = 0; c < 4; ++c) {
@@ -237,7 +232,7 @@ struct HeadRecurrence {
         if constexpr (kDelta) look(x, n, sum);
         const float beta = x.beta[n], of_q = x.factors[2 * n], of_k = x.factors[2 * n + 1];
         block.each([&](int t) {
-            const Four v = load_four(x.v + n * f.columns + column_of(t));
+            const FourFloats v = load_four(x.v + n * f.columns + column_of(t));
             HPC_UNROLL
             for (int c = 0; c < 4; ++c) e[t].v[c] = beta * (kDelta ? v.v[c] - of_k * sum[t].v[c] : v.v[c]) * of_k;
         });

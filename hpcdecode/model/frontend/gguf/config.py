@@ -62,10 +62,8 @@ def stated_by(headers: Sequence[GgufHeader]) -> dict[str, Any]:
     values = own_values(first, architecture)
     if unread := [name for name in tensors if "rope_factors_" in name]:
         raise refused(first, f"no tensor {unread[0]!r}, since the frequencies of longrope change with the longest row")
-    config: dict[str, Any] = {
-        "model_type": table.config,
-        "pad_token_id": None,
-    }  # defaults are tokens of other vocabularies
+    # Defaults of tokens are those of other vocabularies.
+    config: dict[str, Any] = {"model_type": table.config, "pad_token_id": None}
     if architecture in CONFIGS:
         config |= config_of(CONFIGS[architecture], first, Metadata(first, values, tensors))
     else:

@@ -33,9 +33,7 @@ LINKS = "weights-*-of-*.gguf"  # names of the links in the directory
 MOST_PARTS = 1024
 MOST_FREQUENCY_BYTES = 1 << 20
 UNREAD = MISREAD | CONFIGS.keys()  # architectures whose config transformers cannot read
-MAKERS = tuple(
-    file.name for file in sorted(Path(__file__).parent.glob("*.py"))
-)  # modules that the directory depends on
+MAKERS = tuple(sorted(file.name for file in Path(__file__).parent.glob("*.py")))  # modules that it depends on
 
 
 def model_folder(path: str | os.PathLike[str]) -> Path:

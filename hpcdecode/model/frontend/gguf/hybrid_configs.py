@@ -52,6 +52,14 @@ def per_head(m: Metadata) -> int:
     return inner // heads
 
 
+def expansion(m: Metadata) -> int:
+    """Return how many times as wide as the model a recurrence is. Raise UserError if it is no whole number."""
+    hidden, inner = m.size("embedding_length"), m.size("ssm.inner_size")
+    if inner % hidden:
+        raise m.refused(f"ssm.inner_size in multiples of {hidden}, got {inner}")
+    return inner // hidden
+
+
 def delta(m: Metadata) -> dict[str, Any]:
     """Return the config of Qwen3-Next and Qwen3.5, most of whose layers are of the gated delta rule."""
     every = m.size("full_attention_interval") if m.get("full_attention_interval") is not None else 4
@@ -68,9 +76,7 @@ def delta(m: Metadata) -> dict[str, Any]:
 
 def granitehybrid(m: Metadata) -> dict[str, Any]:
     """Return the config of Granite 4 with recurrences."""
-    hidden, inner, heads = m.size("embedding_length"), m.size("ssm.inner_size"), m.by_layer("attention.head_count_kv")
-    if inner % hidden:
-        raise m.refused(f"ssm.inner_size in multiples of {hidden}, got {inner}")
+    heads = m.by_layer("attention.head_count_kv")
     shared = m.get("expert_shared_feed_forward_length")
     return {
         **m.heads(),
@@ -81,7 +87,7 @@ def granitehybrid(m: Metadata) -> dict[str, Any]:
         "num_local_experts": m.get("expert_count", 0),
         "num_experts_per_tok": m.get("expert_used_count", 0),
         "shared_intermediate_size": shared or m.size("feed_forward_length"),
-        "mamba_expand": inner // hidden,
+        "mamba_expand": expansion(m),
         "mamba_d_head": per_head(m),
         "mamba_conv_bias": m.has(".ssm_conv1d.bias"),
         "mamba_proj_bias": m.has(".ssm_in.bias"),
@@ -126,12 +132,9 @@ def falcon_h1(m: Metadata) -> dict[str, Any]:
 
 def mamba2(m: Metadata) -> dict[str, Any]:
     """Return the config of Mamba-2."""
-    hidden, inner = m.size("embedding_length"), m.size("ssm.inner_size")
-    if inner % hidden:
-        raise m.refused(f"ssm.inner_size in multiples of {hidden}, got {inner}")
     return {
         "head_dim": per_head(m),
-        "expand": inner // hidden,
+        "expand": expansion(m),
         "use_bias": m.has(".ssm_in.bias"),
         "use_conv_bias": m.has(".ssm_conv1d.bias"),
     }
