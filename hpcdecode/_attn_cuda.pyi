@@ -35,6 +35,7 @@ class LayerShape:
         chunked: bool = False,
         compress_rate: int = 0,
         index_pool: int = 1,
+        index_local: int = 0,
     ) -> None:
         """Describe an attention layer.
 
@@ -57,6 +58,8 @@ class LayerShape:
                 complete, or index_topk of them, beside its window. A row has an entry behind k, then the index key.
             index_pool: Tokens that are chosen together, by the index key of the last one. Those behind the last
                 whole pool are attended to as well. index_topk is whole pools.
+            index_local: If positive, pools are blocks, of which every KV head attends to as many of the last ones,
+                and to those that its own index head chooses by the largest q.k; every token has an index key.
 
         Raises:
             ValueError: If window or softcap is not positive, or a chunk has no window.

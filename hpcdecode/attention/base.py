@@ -251,8 +251,8 @@ def native_shapes(layers: Sequence[LayerShape], shape: Callable[..., _Shape]) ->
     for s in layers:
         chosen = (s.indexer.heads, s.indexer.dim, s.indexer.topk) if s.indexer else ()
         heads = s.kv_heads, s.k_dim, s.v_dim, s.q_heads
-        pool = s.indexer.pool if s.indexer else 1
-        more = {"chunked": s.chunked, "compress_rate": s.compress_rate, "index_pool": pool}
+        pool, local = (s.indexer.pool, s.indexer.local) if s.indexer else (1, 0)
+        more = {"chunked": s.chunked, "compress_rate": s.compress_rate, "index_pool": pool, "index_local": local}
         made.append(shape(*heads, s.scale, s.window, s.softcap, s.sinks, s.latent, *chosen, **more))
     return made
 

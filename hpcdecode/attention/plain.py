@@ -29,6 +29,8 @@ def index_scores(queries: Tensor, keys: Tensor, shape: IndexerShape) -> Tensor:
 def chosen_positions(queries: Tensor, keys: Tensor, shape: IndexerShape, seen: Tensor | None = None) -> Tensor:
     """Return the positions that the last n of L tokens attend to, booleans [n, L]; arguments of `index_scores`.
 
+    Of blocks every KV head has its own, [kv_heads, n, L].
+
     Args:
         queries: As there.
         keys: Of tokens, or of compressed entries.
@@ -36,14 +38,34 @@ def chosen_positions(queries: Tensor, keys: Tensor, shape: IndexerShape, seen: T
         seen: Which of these there are for each query, booleans [n, L]; None for the tokens up to its own.
     """
     n, length = len(queries), len(keys)
+    if shape.local:
+        return _chosen_blocks(queries, keys, shape)
     if shape.pool > 1:
         return _chosen_pools(queries, keys, shape)
     if seen is None:
         positions = torch.arange(length, device=keys.device)
         seen = positions[None] <= positions[length - n :, None]
-    scores = index_scores(queries, keys, shape).masked_fill(~seen, float("-inf"))
-    order = scores.sort(dim=-1, descending=True, stable=True).indices[:, : shape.topk]  # of equal ones the first
-    return torch.zeros_like(seen).scatter(1, order, True) & seen
+    return _largest(index_scores(queries, keys, shape), seen, shape.topk)
+
+
+def _largest(scores: Tensor, seen: Tensor, count: int) -> Tensor:
+    """Return which scores, [..., n, L], are the `count` largest of those seen, booleans [n, L]; of equal the first."""
+    scores = scores.masked_fill(~seen, float("-inf"))
+    order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, True) & seen
+
+
+def _chosen_blocks(queries: Tensor, keys: Tensor, shape: IndexerShape) -> Tensor:
+    """Return the same of blocks: the last ones, and others by the largest q.k of their tokens; [heads, n, L]."""
+    n, (length, block) = len(queries), (len(keys), shape.pool)
+    positions = torch.arange(length, device=keys.device)
+    own = positions[length - n :, None] // block
+    scores = torch.einsum("nhd,ld->hnl", queries.unflatten(1, (shape.heads, shape.dim)), keys)
+    scores = torch.nn.functional.pad(scores, (0, -length % block), value=float("-inf"))
+    before = torch.arange(-(-length // block), device=keys.device)[None] <= own - shape.local
+    blocks = _largest(scores.unflatten(-1, (-1, block)).amax(-1), before, shape.topk // block)
+    local = (positions // block > own - shape.local) & (positions <= positions[length - n :, None])
+    return blocks.repeat_interleave(block, -1)[..., :length] | local
 
 
 def _chosen_pools(queries: Tensor, keys: Tensor, shape: IndexerShape) -> Tensor:
@@ -84,26 +106,28 @@ def with_entries(k: Tensor, by: Tensor, shape: LayerShape) -> tuple[Tensor, Tens
     return torch.cat([k[:, :own], complete[:, own : 2 * own]]), seen
 
 
-def attend_latent(
-    q: Tensor, k: Tensor, by: Tensor, shape: LayerShape, sinks: Tensor | None = None, chosen: Tensor | None = None
+def attend_rows(
+    q: Tensor, rows: Tensor, by: Tensor, shape: LayerShape, sinks: Tensor | None = None, chosen: Tensor | None = None
 ) -> Tensor:
-    """Return the attention of the last n of L tokens of a latent layer, to what they see of it, as `attend_one`.
+    """Return the attention of the last n of L tokens to what they see of all, as `attend_one`.
 
     Args:
         q: Queries, as there.
-        k: Rows [key | entry | index key] of all tokens, [L, k_columns].
+        rows: Rows [key | entry | index key | value] of all tokens, [L, kv_columns].
         by: Index queries and head weights of the last n tokens, float32 [n, q_columns - own_q_columns].
         shape: Shape of the layer.
         sinks: As there.
-        chosen: What was chosen, booleans [n, L]; None to choose by the layer's indexer, if it has one.
+        chosen: What was chosen, as there; None to choose by the layer's indexer, if it has one.
     """
+    k, v = rows.to(q.dtype).split([shape.k_columns, shape.v_columns], 1)
     entries = None
     if shape.compress_rate:
         k, entries = with_entries(k, by, shape)
     elif shape.indexer and chosen is None:
-        chosen = chosen_positions(by, k[:, shape.own_k_columns :].float(), shape.indexer)
-    keys = k[:, None, : shape.k_dim].to(q.dtype)
-    return attend_one(q, keys, keys[..., : shape.v_dim], shape, sinks, chosen, entries)
+        chosen = chosen_positions(by, rows[:, shape.own_k_columns : shape.k_columns].float(), shape.indexer)
+    keys = k[:, : shape.own_k_columns].unflatten(1, (shape.kv_heads, shape.k_dim))
+    values = keys[..., : shape.v_dim] if shape.latent else v.unflatten(1, (shape.kv_heads, shape.v_dim))
+    return attend_one(q, keys, values, shape, sinks, chosen, entries)
 
 
 def attend_one(
@@ -123,7 +147,7 @@ def attend_one(
         v: Values as k, [L, kv_heads, v_dim], of the dtype of q.
         shape: Shape of the layer.
         sinks: float32 [q_heads], or None for a layer without sinks.
-        chosen: Positions that each query may see, booleans [n, L], or None for all.
+        chosen: Positions that each query may see, booleans [n, L] or [kv_heads, n, L], or None for all.
         entries: Compressed entries that each query sees, booleans [n, E], or None for a layer without.
     """
     n, length = q.shape[0], k.shape[0] - (0 if entries is None else entries.shape[1])
@@ -137,7 +161,7 @@ def attend_one(
     if shape.window is not None:
         hidden |= key < (query // shape.window * shape.window if shape.chunked else query + 1 - shape.window)
     if chosen is not None:
-        hidden |= ~chosen
+        hidden = hidden | ~(chosen[:, None] if chosen.dim() > 2 else chosen)
     if entries is not None:
         hidden = torch.cat([hidden, ~entries], 1)
     scores = scores.masked_fill(hidden, float("-inf"))

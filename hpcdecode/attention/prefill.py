@@ -57,7 +57,7 @@ class CpuPromptAttention:
         self.isa = self.native.isa
         self.threads = self.native.threads
         self.layers = len(layers)
-        self._latents = {i: shape for i, shape in enumerate(layers) if shape.latent}
+        self._joined = {i: shape for i, shape in enumerate(layers) if shape.latent or shape.indexer}
         self.device = torch.device("cpu")
 
     def attends_beside(self, kv_cache: KvCache) -> bool:
@@ -88,8 +88,9 @@ class CpuPromptAttention:
         beside: LayerRows | None = None,
     ) -> LayerSeconds:
         """Pack k and v of the chunks, then attend, as `PromptAttention.attend`."""
-        if shape := self._latents.get(layer):
-            q, k, v = q[:, : shape.own_q_columns], k[:, : shape.own_k_columns], k[:, : shape.v_dim]
+        if shape := self._joined.get(layer):
+            q, k = q[:, : shape.own_q_columns], k[:, : shape.own_k_columns]
+            v = k[:, : shape.v_dim] if shape.latent else v
         spent = self.native.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
         return LayerSeconds(*spent)
 

@@ -73,7 +73,7 @@ class TorchPromptAttention:
                 continue
             read = slice(rows.start + skipped, rows.stop)
             if shape.chooses_from is not None and end > shape.chooses_from:
-                out[read] = self._by_choice(chunk, q[read], held, shape, sinks)
+                out[read] = self._by_choice(chunk, q[read], held[:, :keys], held[:, keys:], shape, sinks)
                 continue
             q_heads = q[read, : shape.own_q_columns].reshape(count - skipped, shape.q_heads, shape.k_dim)
             k_heads = held[:, :own].unflatten(1, (shape.kv_heads, shape.k_dim))
@@ -85,47 +85,58 @@ class TorchPromptAttention:
             else:
                 out[read] = _by_scores(q_heads, k_heads, v_heads, shape, sinks)
 
-    def _by_choice(self, chunk: int, q: Tensor, held: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
+    def _by_choice(
+        self, chunk: int, q: Tensor, held: Tensor, values: Tensor, shape: LayerShape, sinks: Tensor | None
+    ) -> Tensor:
         """Return the attention of the last n tokens of a prompt, [n, q_heads * v_dim], to what is chosen for them.
 
         Args:
             chunk: Number of the chunk that they are of.
             q: Their rows of q, [n, q_columns].
             held: Rows of k of the prompt, [L, k_columns].
-            shape: Shape of the layer, which is latent.
+            values: Rows of v, [L, v_columns].
+            shape: Shape of the layer.
             sinks: float32 [q_heads], or None.
         """
         n, length = len(q), len(held)
         heads = max(shape.q_heads, shape.indexer.heads if shape.indexer else 0)
         some = max(_SCORE_BYTES // (4 * heads * length), 1)
-        before = self._chosen[chunk][-n:] if shape.indexer and not shape.indexer.heads else None
+        before = self._chosen[chunk][..., -n:, :] if shape.indexer and not shape.indexer.heads else None
         keeps = shape.indexer is not None and before is None and not shape.compress_rate
         parts, chosen = [], []
         for begin in range(0, n, some):
             rows, end = q[begin : begin + some], length - n + min(begin + some, n)
-            mask = None if before is None else before[begin : begin + some, :end]
+            mask = None if before is None else before[..., begin : begin + some, :end]
             keys, hidden = keys_seen(rows[:, shape.own_q_columns :].float(), held[:end], shape, mask)
-            queries = rows[:, : shape.own_q_columns].unflatten(1, (1, shape.q_heads, shape.k_dim))
-            scores = product(queries.transpose(0, 1).flatten(1, 2), keys.t()[None]).mul_(shape.scale)
-            weights, left = _softmax(scores.view(1, len(rows), -1, len(keys)), hidden[:, None], shape, sinks)
-            values = keys[None, :, : shape.v_dim]
-            o = product(weights.to(keys.dtype).flatten(1, 2), values).view(1, len(rows), -1, shape.v_dim)
-            parts.append((o if left is None else o.mul_(left)).flatten(2)[0].to(q.dtype))
+            k = keys.unflatten(1, (shape.kv_heads, -1)).transpose(0, 1)
+            v = (
+                k[..., : shape.v_dim]
+                if shape.latent
+                else values[:end].unflatten(1, (shape.kv_heads, -1)).transpose(0, 1)
+            )
+            queries = rows[:, : shape.own_q_columns].unflatten(1, (shape.kv_heads, shape.group, shape.k_dim))
+            scores = product(queries.transpose(0, 1).flatten(1, 2), k.mT).mul_(shape.scale)
+            scores = scores.view(shape.kv_heads, len(rows), -1, len(keys))
+            weights, left = _softmax(scores, hidden[..., None, :], shape, sinks)
+            o = product(weights.to(v.dtype).flatten(1, 2), v).view(shape.kv_heads, len(rows), -1, shape.v_dim)
+            parts.append((o if left is None else o.mul_(left)).transpose(0, 1).flatten(1).to(q.dtype))
             if keeps:
                 chosen.append(functional.pad(~hidden, (0, length - end)))
         if keeps:
-            self._chosen[chunk] = torch.cat(chosen)
+            self._chosen[chunk] = torch.cat(chosen, -2)
         return torch.cat(parts)
 
 
 def keys_seen(by: Tensor, held: Tensor, shape: LayerShape, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return keys that the last n of L tokens may see, [K, k_dim], and which they do not, booleans [n, K].
+    """Return keys that the last n of L tokens may see, [K, kv_heads * k_dim], and which they do not.
+
+    These are booleans [n, K], or [kv_heads, n, K] where every KV head has a choice of its own.
 
     Args:
         by: Index queries and head weights of these tokens, float32 [n, q_columns - own_q_columns].
         held: Rows of k, [L, k_columns].
         shape: Shape of a layer whose tokens are chosen, or that has compressed entries.
-        chosen: What the layer before chose, if this one takes it: booleans [n, L].
+        chosen: What the layer before chose, if this one takes it: booleans of L tokens.
     """
     n, length, own = len(by), len(held), shape.own_k_columns
     positions = torch.arange(length, device=held.device)
@@ -242,7 +253,7 @@ def _weights(scores: Tensor, shape: LayerShape, sinks: Tensor | None) -> tuple[T
 
 
 def _softmax(scores: Tensor, hidden: Tensor, shape: LayerShape, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the same, where `hidden` scores do not count: booleans [n, 1, L]."""
+    """Return the same, where `hidden` scores do not count: booleans [n, 1, L] or [kv_heads, n, 1, L]."""
     if shape.softcap is not None:
         scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
     scores = scores.masked_fill_(hidden, float("-inf"))

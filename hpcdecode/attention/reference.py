@@ -11,7 +11,7 @@ import torch
 
 from hpcdecode.attention.base import DEFAULT_BLOCK_TOKENS, FloatArray, IntArray, Matrix
 from hpcdecode.attention.block_table import BlockTable
-from hpcdecode.attention.plain import attend_latent, attend_one, chosen_positions, index_dtype
+from hpcdecode.attention.plain import attend_rows, chosen_positions, index_dtype
 from hpcdecode.attention.quantized import CODES, restored, rotation_of
 from hpcdecode.attention.shapes import LayerShape
 
@@ -44,11 +44,17 @@ def stored_latents(k: torch.Tensor, v_dim: int, kv_dtype: str) -> torch.Tensor:
     return torch.cat([restored(part, codes) for part in k.split([v_dim, dim - v_dim], -1)], -1)
 
 
-def stored_k_rows(k: torch.Tensor, shape: LayerShape, kv_dtype: str) -> torch.Tensor:
-    """Return rows [key | entry | index key] of a latent layer, float32 [tokens, k_columns], as a KV cache has them."""
-    own, entry, keys = k.split([shape.own_k_columns, shape.entry_columns, shape.indexer.dim if shape.indexer else 0], 1)
-    latents = [stored_latents(x, shape.v_dim, kv_dtype).float() for x in (own, entry) if x.shape[1]]
-    return torch.cat([*latents, keys.to(DTYPES[index_dtype(kv_dtype)]).float()], 1)
+def stored_rows(kv: torch.Tensor, shape: LayerShape, kv_dtype: str) -> torch.Tensor:
+    """Return rows [key | entry | index key | value], float32 [tokens, kv_columns], as a KV cache gives them back."""
+    dim = shape.indexer.dim if shape.indexer else 0
+    own, entry, keys, v = kv.split([shape.own_k_columns, shape.entry_columns, dim, shape.v_columns], 1)
+    if shape.latent:
+        parts = [stored_latents(x, shape.v_dim, kv_dtype) for x in (own, entry) if x.shape[1]]
+    else:
+        heads = (shape.kv_heads, -1)
+        k, values = stored(own.unflatten(1, heads), v.unflatten(1, heads), kv_dtype)
+        parts, v = [k.flatten(1)], values.flatten(1)
+    return torch.cat([x.float() for x in (*parts, keys.to(DTYPES[index_dtype(kv_dtype)]), v)], 1)
 
 
 class ReferenceKvCache:
@@ -131,29 +137,20 @@ class ReferenceKvCache:
             kv = self._kv[layer].view(-1, s.kv_columns)[self._positions(slot)].float()
             q = qkv[rows, : s.own_q_columns].float().view(count, s.q_heads, s.k_dim)
             sink = None if sinks is None else torch.as_tensor(sinks)
-            if s.latent:
-                by = qkv[rows, s.own_q_columns : s.q_columns].float()
-                chosen = None
-                if s.indexer and not s.compress_rate:
-                    if s.indexer.heads:
-                        self._chosen[slot] = chosen_positions(by, kv[:, s.own_k_columns :], s.indexer)
-                    chosen = self._chosen[slot]
-                o = attend_latent(q, kv, by, s, sink, chosen)
-            else:
-                k, v = (part.unflatten(1, (s.kv_heads, -1)) for part in kv.split([s.k_columns, s.v_columns], 1))
-                o = attend_one(q, k, v, s, sink)
+            by = qkv[rows, s.own_q_columns : s.q_columns].float()
+            chosen = None
+            if s.indexer and not s.compress_rate:
+                if s.indexer.heads:
+                    self._chosen[slot] = chosen_positions(by, kv[:, s.own_k_columns : s.k_columns], s.indexer)
+                chosen = self._chosen[slot]
+            o = attend_rows(q, kv, by, s, sink, chosen)
             result[rows] = o.reshape(count, -1).to(result.dtype)
             self.bytes_read += kv.numel() * self._kv[layer].element_size()
             start += count
         self.attend_seconds += time.perf_counter() - begun
 
     def _stored(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
-        s = self.layers[layer]
-        if s.latent:
-            return stored_k_rows(kv, s, self.kv_dtype).to(self._kv[layer].dtype)
-        k, v = kv.split([s.kv_heads * s.k_dim, s.kv_heads * s.v_dim], dim=1)
-        heads = (k.reshape(-1, s.kv_heads, s.k_dim), v.reshape(-1, s.kv_heads, s.v_dim))
-        return torch.cat([x.flatten(1) for x in stored(*heads, self.kv_dtype)], dim=1)
+        return stored_rows(kv, self.layers[layer], self.kv_dtype).to(self._kv[layer].dtype)
 
     def _positions(self, slot: int) -> torch.Tensor:
         """Return the index of every position of a slot in a layer's tensor of rows."""

@@ -24,23 +24,39 @@ class IndexerShape(msgspec.Struct, frozen=True):
     A token's score for an earlier one is the sum over heads of weight * max(q.k, 0), of its index queries and head
     weights, and of the earlier token's index key. The tokens of the largest scores are chosen; of equal ones the first.
 
+    Where there are local blocks, every KV head has a choice of its own, by the index head of its number: of blocks, by
+    the largest q.k of their tokens. There are no head weights then.
+
     Attributes:
         topk: Number of tokens, or of compressed entries, that are chosen. A token attends to all if it sees no more.
         heads: Index heads; 0 for a layer that takes what the layer before it chose.
         dim: Elements of an index query head and of an index key; 0 if there are no heads.
         pool: Tokens that are chosen together, as pools, by the index key of the last one; topk is whole pools. Tokens
             behind the last whole pool are attended to as well.
+        local: Blocks of `pool` tokens, the last ones, that of the token included, that are attended to beside those
+            that are chosen; 0 where there are pools. Of blocks every token has an index key.
     """
 
     topk: int
     heads: int = 0
     dim: int = 0
     pool: int = 1
+    local: int = 0
 
     @property
     def q_columns(self) -> int:
         """Return the columns of the index queries and of the heads' weights."""
-        return self.heads * (self.dim + 1)
+        return self.heads * (self.dim + (not self.local))
+
+    @property
+    def chooses_from(self) -> int:
+        """Return the first position whose token does not attend to all."""
+        return self.topk + (self.local * self.pool if self.local else self.pool - 1)
+
+    @property
+    def key_tokens(self) -> int:
+        """Return the tokens that have one index key, if they are no compressed entries."""
+        return 1 if self.local else self.pool
 
 
 class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
@@ -57,8 +73,8 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
         sinks: True if every head has one more logit in the softmax's denominator.
         latent: True if the values are the first v_dim elements of K, which rows and the KV cache then have once. Such a
             layer has one KV head.
-        indexer: What chooses the tokens that a token attends to, or None for all that it sees. Such a layer is latent.
-            Index queries and weights follow q in a row, the index key follows k.
+        indexer: What chooses the tokens that a token attends to, or None for all that it sees. Index queries and
+            weights follow q in a row, the index key follows k.
         chunked: True if a query sees the positions of its own chunk of `window` positions alone, up to its own.
         compress_rate: Tokens of which each compressed entry is made; 0 if there are none (DeepSeek-V4, section 2.3).
             A query sees the entries whose tokens all came, or those of them that the indexer chooses, beside the tokens
@@ -95,7 +111,7 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
         """Return the first position whose query attends to what is chosen, or to entries; None if none does."""
         if self.compress_rate:
             return 0
-        return None if self.indexer is None else self.indexer.topk + self.indexer.pool - 1
+        return None if self.indexer is None else self.indexer.chooses_from
 
     @property
     def group(self) -> int:

@@ -1,6 +1,7 @@
-"""Attention to chosen tokens, or to compressed entries, against attention over the same latents to all tokens, in turn.
+"""Attention to chosen tokens, or to compressed entries, against attention of the same layer to all tokens, in turn.
 
-Of DeepSeek-V4 these are its two kinds of layers, without sinks, and latents are the keys of its one KV head.
+Of DeepSeek-V4 these are its two kinds of layers, without sinks, and latents are the keys of its one KV head. No
+released config of Qwen4 was at hand: the widths of its indexer are assumed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hpcdecode.bench.output import Case
 from hpcdecode.report.benchmark import case as result
 from hpcdecode.report.benchmark import seconds_of
 
-_VERIFIED = 304  # tokens or entries that an indexer chooses of the sequences that are checked
+_VERIFIED = 304  # tokens or entries that an indexer chooses of the sequences that are checked, or a few less
 
 
 def _shape(heads: int, index_heads: int, qk_dim: int) -> LayerShape:
@@ -29,6 +30,8 @@ MODELS = {
     "deepseek-v3.2": _shape(128, 64, 192),
     "glm-5": _shape(64, 32, 256),
     "glm-5-next": LayerShape(1, 512, 512, 64, 256**-0.5, latent=True, indexer=IndexerShape(2048, 32, 128, 16)),
+    "minimax-m3": LayerShape(4, 128, 128, 64, 128**-0.5, indexer=IndexerShape(1920, 4, 128, 128, 1)),
+    "qwen4": LayerShape(2, 256, 256, 16, 256**-0.5, indexer=IndexerShape(2048, 4, 128, 16)),
     "deepseek-v4-sparse": replace(_ENTRIES, compress_rate=4, indexer=IndexerShape(512, 64, 128)),
     "deepseek-v4-heavy": _ENTRIES,
 }
@@ -37,7 +40,9 @@ MODELS = {
 def _choosing(shape: LayerShape, topk: int | None) -> LayerShape:
     """Return a shape whose indexer, if it has one, chooses `topk`; None for its own."""
     own = shape.indexer
-    return shape if own is None or topk is None else replace(shape, indexer=replace(own, topk=topk))
+    if own is None or topk is None:
+        return shape
+    return replace(shape, indexer=replace(own, topk=topk // own.pool * own.pool))
 
 
 def measure(

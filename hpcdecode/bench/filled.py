@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.plain import attend_latent, attend_one
-from hpcdecode.attention.reference import stored, stored_k_rows
+from hpcdecode.attention.plain import attend_rows
+from hpcdecode.attention.reference import stored_rows
 from hpcdecode.attention.shapes import LayerShape
 
 LENGTHS = (1, 100, 1500)  # of the sequences that are checked
@@ -62,13 +62,6 @@ def decode(
     qkv = torch.randn(n, shape.row_columns, generator=torch.Generator().manual_seed(1)).to(dtype).to(device)
     out = torch.empty(n, shape.out_columns, dtype=dtype, device=device)
     return DecodeArguments(np.arange(n, dtype=np.int32), np.ones(n, np.int32), qkv, out)
-
-
-def _stored(rows: Tensor, shape: LayerShape, kv_dtype: str) -> tuple[Tensor, Tensor]:
-    """Return K and V [tokens, kv_heads, dim] of rows [k | v] as a KV cache of `kv_dtype` gives them back."""
-    k, v = rows.split([shape.k_columns, shape.v_columns], dim=1)
-    heads = (shape.kv_heads, -1)
-    return stored(k.unflatten(1, heads), v.unflatten(1, heads), kv_dtype)
 
 
 def verify(kv_cache: KvCache, shape: LayerShape, kv_dtype: str, device: torch.device | str = "cpu") -> None:
@@ -121,10 +114,6 @@ def _error(own: Tensor, out: Tensor, before: Tensor, shape: LayerShape, kv_dtype
     held = torch.cat([before, own[:, shape.q_columns :]])
     by = own[:, shape.own_q_columns : shape.q_columns].float()
     q = own[:, : shape.own_q_columns].double().view(1, shape.q_heads, shape.k_dim)
-    if shape.latent:
-        rows = stored_k_rows(held, shape, kv_dtype)
-        exact, v = attend_latent(q, rows, by, shape), rows[:, : shape.v_dim]
-    else:
-        k, v = (x.double() for x in _stored(held, shape, kv_dtype))
-        exact = attend_one(q, k, v, shape)
+    rows = stored_rows(held, shape, kv_dtype)
+    exact, v = attend_rows(q, rows, by, shape), rows[:, : shape.v_dim] if shape.latent else rows[:, shape.k_columns :]
     return float((exact.flatten() - out.double()).abs().max() / v.abs().max())

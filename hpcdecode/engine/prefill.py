@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention.base import KvCache, LayerRows, LayerSeconds, PromptAttention
-from hpcdecode.attention.reference import stored, stored_k_rows
+from hpcdecode.attention.reference import stored_rows
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.schedule.step import PromptPart
@@ -51,14 +51,8 @@ class StoredPrompts:
     ) -> LayerSeconds | None:
         """Attend as `PromptAttention.attend` does, over rounded k and v."""
         shape = self._layers[layer]
-        if shape.latent:
-            k = stored_k_rows(k, shape, self._kv_dtype).to(k.dtype)
-            return self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
-        heads = shape.kv_heads
-        k, v = (
-            kept.flatten(1).to(k.dtype)
-            for kept in stored(k.unflatten(1, (heads, -1)), v.unflatten(1, (heads, -1)), self._kv_dtype)
-        )
+        rows = stored_rows(torch.cat([k, v], 1), shape, self._kv_dtype).to(k.dtype)
+        k, v = rows.split([shape.k_columns, shape.v_columns], 1)
         return self._prompts.attend(layer, packed, starts, counts, q, k, v, out, sinks, skipped_queries, beside)
 
 

@@ -116,7 +116,7 @@ def indexed(layers: Iterable[MixerShape]) -> list[LayerShape]:
 
 def score_flop(layers: Iterable[MixerShape]) -> float:
     """Return the FLOP of the index scores of one query and one cached token: q.k and its weight, all index heads."""
-    scored = ((s.indexer, max(s.compress_rate, s.indexer.pool)) for s in indexed(layers) if s.indexer)
+    scored = ((s.indexer, max(s.compress_rate, s.indexer.key_tokens)) for s in indexed(layers) if s.indexer)
     return sum(2 * own.heads * (own.dim + 1) / rate for own, rate in scored)
 
 

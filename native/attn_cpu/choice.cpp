@@ -20,15 +20,32 @@ constexpr int kBucketBits = 11;
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 int64_t in_chunks(int64_t length) { return (length + kChunk - 1) / kChunk * kChunk; }
 
-// Turns the pools that a token which sees `length` positions chose to these positions, and adds those behind the last
-// whole pool.
+// Turns the pools that a token which sees `length` positions chose to these positions, or to those of their runs, and
+// adds the ones behind the pools that it chose from.
 void list_pools(const LayerLayout& l, int64_t length, int32_t* chosen) {
-    const int64_t pool = l.shape.index_pool, count = l.most_chosen(), whole = l.choosable(length) * pool;
+    const int64_t pool = l.shape.index_pool, step = l.listed_tokens(), each = pool / step, count = l.most_chosen();
     for (int64_t i = count - 1; i >= 0; --i) {  // no pool is overwritten before it is read
         const int64_t first = chosen[i] * pool;
-        for (int64_t j = 0; j < pool; ++j) chosen[i * pool + j] = static_cast<int32_t>(first + j);
+        for (int64_t j = 0; j < each; ++j) chosen[i * each + j] = static_cast<int32_t>(first + j * step);
     }
-    for (int64_t p = whole; p < length; ++p) chosen[count * pool + p - whole] = static_cast<int32_t>(p);
+    chosen += count * each;
+    for (int64_t p = l.choosable(length) * pool; p < length; p += step) *chosen++ = static_cast<int32_t>(p);
+}
+
+// Puts the largest of the scores of each block in the place of its number.
+void score_blocks(float* scores, int64_t blocks, int64_t tokens) {
+    constexpr int kLanes = 8;  // that a compiler takes together
+    for (int64_t i = 0; i < blocks; ++i) {
+        const float* own = scores + i * tokens;
+        float most[kLanes];
+        std::fill_n(most, kLanes, own[0]);
+        int64_t j = 0;
+        for (; j + kLanes <= tokens; j += kLanes)
+            for (int lane = 0; lane < kLanes; ++lane)
+                most[lane] = most[lane] < own[j + lane] ? own[j + lane] : most[lane];
+        for (; j < tokens; ++j) most[0] = std::max(most[0], own[j]);
+        scores[i] = *std::max_element(most, most + kLanes);
+    }
 }
 
 // Returns a number that is larger for a larger x.
@@ -77,18 +94,19 @@ size_t index_scratch_bytes(const LayerLayout& layer) {
            padded(layer.index.run_bytes);
 }
 
-// Writes the scores of positions [begin, end) for one query.
+// Writes the scores of positions [begin, end) for one query, of one list after the other where there are several.
 void KvCache::score(const Call& call, const Query& query, int64_t begin, int64_t end, float* scores, int thread) const {
     const LayerShape& shape = call.layout->shape;
     IndexArgs a{};
     a.keys = pool_.index_view(call.layer, query.slot);
     a.q = at(*call.in, query.token, shape.index_q_column());
-    a.weights = at(*call.in, query.token, shape.index_weight_column());
+    if (!shape.has_blocks()) a.weights = at(*call.in, query.token, shape.index_weight_column());
     a.type = call.in->type;
     a.heads = shape.index_heads;
     a.begin = begin;
     a.end = end;
     a.scores = scores;
+    a.scores_of_head = in_chunks(call.layout->scored(query.length));
     a.scratch = scratch_[thread].get();
     table_.score[static_cast<int>(index_type(pool_.type()))](a);
 }
@@ -103,9 +121,11 @@ void KvCache::begin_choices(const LayerLayout& layer, const int32_t* slots, cons
         if (shape.has_indexer() || shape.has_entries()) {
             c.length = pool_.length(slots[i]);
             c.count = counts[i];
-            const int64_t most = layer.chooses(c.length) ? shape.index_topk + shape.index_pool - 1 : 0;
-            c.stride = shape.has_entries() ? layer.attended(c.length) : most;
-            c.positions.resize(c.count * c.stride);
+            const int64_t most = shape.index_topk + std::max<int64_t>(shape.index_local, 1) * shape.index_pool;
+            c.lists = shape.choices();
+            c.stride = layer.chooses(c.length) ? in_chunks(most) / layer.listed_tokens() : 0;
+            if (shape.has_entries()) c.stride = layer.attended(c.length);
+            c.positions.resize(c.count * c.lists * c.stride);
         } else if (c.length != pool_.length(slots[i]) || c.count != counts[i]) {
             throw std::invalid_argument("slot " + std::to_string(slots[i]) +
                                         ": expected the layers whose choice this one takes to attend before it");
@@ -113,24 +133,25 @@ void KvCache::begin_choices(const LayerLayout& layer, const int32_t* slots, cons
     }
 }
 
-// Chooses by the scores of all that a query sees.
-void KvCache::choose_for(const Call& call, const Query& q, const float* scores, int thread) {
+// Chooses by the scores of all that a query sees, which may be overwritten, for one of its lists.
+void KvCache::choose_for(const Call& call, const Query& q, int list, float* scores, int thread) {
     const LayerLayout& l = *call.layout;
-    Choice& c = choices_[q.slot];
-    int32_t* chosen = c.positions.data() + q.place * c.stride;
-    choose(scores, l.choosable(q.length), l.most_chosen(), chosen, rooms_[thread]);
-    if (l.shape.has_pools()) list_pools(l, q.length, chosen);
+    const int64_t from = l.choosable(q.length);
+    int32_t* chosen = choices_[q.slot].list(q.place, list);
+    if (l.shape.has_blocks()) score_blocks(scores, from, l.shape.index_pool);
+    choose(scores, from, l.most_chosen(), chosen, rooms_[thread]);
+    if (l.entries == 0 && l.shape.index_pool > 1) list_pools(l, q.length, chosen);
 }
 
 // Chooses for every query on the calling thread. scores: Is overwritten.
 void KvCache::choose_here(const Call& call, const std::vector<Query>& queries, int thread, std::vector<float>& scores) {
     const LayerLayout& l = *call.layout;
     for (const Query& q : queries) {
-        const int64_t seen = l.choosable(q.length);
+        const int64_t seen = l.scored(q.length), lists = l.shape.choices();
         if (l.shape.has_indexer() && l.chooses(q.length)) {
-            scores.resize(in_chunks(seen));
+            scores.resize(lists * in_chunks(seen));
             score(call, q, 0, seen, scores.data(), thread);
-            choose_for(call, q, scores.data(), thread);
+            for (int i = 0; i < lists; ++i) choose_for(call, q, i, scores.data() + i * in_chunks(seen), thread);
         }
         if (l.entries > 0) list_rows(l, q);
     }
@@ -141,6 +162,7 @@ void KvCache::choose_together(const Call& call, const std::vector<Query>& querie
     struct Item {
         const Query* query;
         int64_t first_score, begin, end;
+        int list = 0;
     };
     struct Job {
         KvCache& cache;
@@ -154,18 +176,19 @@ void KvCache::choose_together(const Call& call, const std::vector<Query>& querie
         scores > kInlineScores ? workers_->run(work, &job) : work(&job, 0);
     };
     const LayerLayout& l = *call.layout;
+    const int lists = l.shape.choices();
     for (size_t i = 0; i < queries.size();) {
         int64_t count = 0;
         job.spans.clear();
         job.wholes.clear();
-        for (; i < queries.size() && (count == 0 || count + l.choosable(queries[i].length) <= kMostScores); ++i) {
+        for (; i < queries.size() && (count == 0 || count + lists * l.scored(queries[i].length) <= kMostScores); ++i) {
             const Query& q = queries[i];
-            const int64_t seen = l.choosable(q.length);
+            const int64_t seen = l.scored(q.length);
             if (!l.chooses(q.length)) continue;
-            job.wholes.push_back({&q, count, 0, seen});
             for (int64_t begin = 0; begin < seen; begin += kSpan)
                 job.spans.push_back({&q, count, begin, std::min(begin + kSpan, seen)});
-            count += in_chunks(seen);
+            for (int list = 0; list < lists; ++list, count += in_chunks(seen))
+                job.wholes.push_back({&q, count, 0, seen, list});
         }
         if (count == 0) continue;
         if (static_cast<int64_t>(scores_.size()) < count) scores_.resize(count);
@@ -180,7 +203,7 @@ void KvCache::choose_together(const Call& call, const std::vector<Query>& querie
             Job& j = *static_cast<Job*>(context);
             for (size_t k; (k = j.next.fetch_add(1)) < j.wholes.size();) {
                 const Item& s = j.wholes[k];
-                j.cache.choose_for(j.call, *s.query, j.scores.data() + s.first_score, thread);
+                j.cache.choose_for(j.call, *s.query, s.list, j.scores.data() + s.first_score, thread);
             }
         });
     }

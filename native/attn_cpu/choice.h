@@ -12,12 +12,14 @@ namespace hpcdecode {
 // What the indexer of a layer chose for the new tokens of a slot; layers after it may attend to the same.
 struct Choice {
     int64_t length = -1, count = 0;  // of the slot, and its new tokens, in that call
+    int64_t lists = 1;               // of a new token: one, or one for each KV head
     int64_t stride = 0;
-    // [count][stride]: positions, ascending; unset for a token that sees topk positions at most. Or rows of blocks
-    // where layers have entries, set for all tokens.
+    // [count][lists][stride]: positions, ascending; unset for a token that sees no more than are chosen. Where these
+    // lie in runs, the first one of each run. Or rows of blocks where layers have entries, set for all tokens.
     std::vector<int32_t> positions;
 
-    const int32_t* of(int64_t place) const { return positions.data() + place * stride; }
+    const int32_t* of(int64_t place) const { return positions.data() + place * lists * stride; }
+    int32_t* list(int64_t place, int64_t i) { return positions.data() + (place * lists + i) * stride; }
 };
 
 // A new token of a call.

@@ -93,7 +93,7 @@ struct AttendArgs {
     int first_row, rows;  // of each head; rows <= kMaxRowBlock
     int group;
     int64_t length;         // positions held, new tokens included
-    const int32_t* chosen;  // [length] positions that stand for 0, 1, ... in a by_rows layout; null: themselves
+    const int32_t* chosen;  // positions that stand for 0, 1, ..., or for the first ones of runs; null: themselves
     AppendArgs fresh;       // first head's new tokens to be written on the way; count 0: none
     int64_t new_tokens;     // query token j sees positions < length - new_tokens + j + 1
     Window window;
@@ -109,16 +109,17 @@ struct AttendArgs {
 };
 
 // The scores by which an indexer chooses tokens for one query token: for each of positions [begin, end) the sum over
-// heads of weight * max(q.k, 0).
+// heads of weight * max(q.k, 0), or q.k of each head.
 struct IndexArgs {
     HeadView keys;
     const void* q;        // [heads][k_dim]
-    const void* weights;  // [heads]
+    const void* weights;  // [heads]; null: scores of each head
     ActType type;         // of q and weights
     int heads;
-    int64_t begin, end;  // begin is a multiple of kChunk
-    float* scores;       // of position 0; written up to the end of the last chunk
-    uint8_t* scratch;    // 64-byte aligned, see index_scratch_bytes in choice.cpp
+    int64_t begin, end;      // begin is a multiple of kChunk
+    float* scores;           // of position 0; written up to the end of the last chunk
+    int64_t scores_of_head;  // between the scores of heads
+    uint8_t* scratch;        // 64-byte aligned, see index_scratch_bytes in choice.cpp
 };
 constexpr int kNumIndexTypes = 3;  // the first ones of KvType
 

@@ -76,8 +76,7 @@ AppendArgs KvCache::new_rows(const Call& call, const SequencePlan& s, int head, 
     AppendArgs a{};
     a.kv = pool_.view(call.layer, head, s.slot);
     a.k = at(*call.in, row, call.k_column + int64_t{head} * shape.k_dim);
-    const int64_t v_column = int64_t{shape.kv_heads} * shape.k_dim + int64_t{head} * shape.v_dim;
-    a.v = shape.latent ? a.k : at(*call.in, row, call.k_column + v_column);
+    a.v = shape.latent ? a.k : at(*call.in, row, call.k_column + shape.v_column() + int64_t{head} * shape.v_dim);
     a.type = call.in->type;
     a.stride = call.in->stride;
     a.position = begin;
@@ -124,7 +123,7 @@ void KvCache::run_item(const Call& call, int64_t item, int thread) {
     a.rows = static_cast<int>(std::min<int64_t>(kMaxRowBlock, rows - a.first_row));
     a.group = shape.group();
     a.length = s.length;
-    a.chosen = s.chosen;
+    if (s.chosen != nullptr) a.chosen = s.chosen + first_head * s.chosen_of_head;
     a.new_tokens = s.count;
     if (s.chosen == nullptr) a.window = shape.window;
     a.scale = shape.scale;

@@ -103,7 +103,7 @@ class KvCache {
     void score(const Call& call, const Query& query, int64_t begin, int64_t end, float* scores, int thread) const;
     void write_entries(const Call& call, const SequencePlan& s);
     void write_index_keys(const Call& call, const SequencePlan& s, int64_t each);
-    void choose_for(const Call& call, const Query& query, const float* scores, int thread);
+    void choose_for(const Call& call, const Query& query, int list, float* scores, int thread);
     void list_rows(const LayerLayout& layer, const Query& query);
     void begin_choices(const LayerLayout& layer, const int32_t* slots, const int32_t* counts, int n);
     void choose_here(const Call& call, const std::vector<Query>& queries, int thread, std::vector<float>& scores);

@@ -65,8 +65,11 @@ HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens) {
     h.k_rotation = h.k_scales > 0 ? rotation_of(together) : 1;
     h.v_rotation = shape.latent ? h.k_rotation : h.v_scales > 0 ? rotation_of(h.v_dim) : 1;
     h.block_tokens = block_tokens;
-    h.by_rows = block_tokens % kTile != 0 || shape.chooses();  // chosen tokens are read one by one
-    h.run_tokens = h.by_rows || block_tokens % kChunk == 0 ? kChunk : kTile;
+    const auto lie_in = [&](int run) {  // whether what is chosen together lies in whole runs
+        return block_tokens % run == 0 && (!shape.chooses() || (!shape.has_entries() && shape.index_pool % run == 0));
+    };
+    h.by_rows = !lie_in(kTile);
+    h.run_tokens = h.by_rows || lie_in(kChunk) ? kChunk : kTile;
     h.k_row = static_cast<size_t>(h.k_pad) * forms.k.bits / 8;
     const size_t v_row = static_cast<size_t>(h.v_pad) * forms.v.bits / 8, scales = 2 * (h.k_scales + h.v_scales);
     h.row_bytes = h.k_row + (shape.latent ? 0 : v_row) + scales;
@@ -95,7 +98,9 @@ std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType t
         if (s.has_indexer()) {
             const LayerShape keys{1, s.index_dim, 1, s.index_heads, 1.0f, {}, 0.0f, false, true};
             l.index = head_layout(keys, index_type(type),
-                                  s.has_entries() ? l.entries : static_cast<int>(block_tokens / s.index_pool));
+                                  s.has_entries() ? l.entries
+                                  : s.has_pools() ? static_cast<int>(block_tokens / s.index_pool)
+                                                  : block_tokens);
             l.index_at = l.block_bytes;
             l.block_bytes += round_up(l.index.head_bytes, 64);
         }

@@ -1,5 +1,6 @@
 // How a block keeps the keys and values of a model's attention layers.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "kernel_api.h"
@@ -30,16 +31,22 @@ struct LayerLayout {
         return last / block_tokens * (block_tokens + entries) + block_tokens + entry % entries;
     }
     // Returns what an indexer chooses from, of a sequence of `length` tokens: entries, or pools of tokens.
-    int64_t choosable(int64_t length) const { return length / (entries > 0 ? shape.compress_rate : shape.index_pool); }
+    int64_t choosable(int64_t length) const {
+        if (shape.has_blocks()) return std::max<int64_t>((length - 1) / shape.index_pool + 1 - shape.index_local, 0);
+        return length / (entries > 0 ? shape.compress_rate : shape.index_pool);
+    }
     int64_t most_chosen() const { return shape.index_topk / shape.index_pool; }
+    // Returns how many index keys have a score: those of entries or pools, or of all tokens of blocks.
+    int64_t scored(int64_t length) const { return choosable(length) * (shape.has_blocks() ? shape.index_pool : 1); }
     // Returns whether not all of these are chosen.
     bool chooses(int64_t length) const { return shape.index_topk > 0 && choosable(length) > most_chosen(); }
     // Returns how many of these tokens, or of its entries and the tokens of its window, the last one attends to.
     int64_t attended(int64_t length) const {
-        const int64_t some = chooses(length) ? most_chosen() : choosable(length);
-        return entries > 0 ? some + length - shape.window.first(length)
-                           : some * shape.index_pool + length % shape.index_pool;
+        if (entries == 0) return length - (chooses(length) ? choosable(length) - most_chosen() : 0) * shape.index_pool;
+        return (chooses(length) ? most_chosen() : choosable(length)) + length - shape.window.first(length);
     }
+    // Returns of how many tokens, side by side in a run, a choice has the first one.
+    int64_t listed_tokens() const { return head.by_rows ? 1 : head.run_tokens; }
 };
 
 HeadLayout head_layout(const LayerShape& shape, KvType type, int block_tokens);

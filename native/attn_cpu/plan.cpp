@@ -44,6 +44,7 @@ void AttendPlan::cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_pe
             s.heads_per_item = static_cast<int>(std::clamp<int64_t>(fit, 1, s.heads_per_item));
         }
     }
+    if (s.chosen_of_head > 0) s.heads_per_item = 1;
     s.head_items = static_cast<int>(ceil_div(heads, s.heads_per_item));
     s.item_bytes = bytes_per_head * s.heads_per_item / s.segments;
 }
@@ -103,10 +104,10 @@ void AttendPlan::make_chosen(const BlockPool& pool, int layer, const std::vector
         s.first_token = q.token;
         s.length = l.attended(q.length);
         s.node = pool.node(s.slot);
-        const int64_t seen = l.choosable(q.length);
         const bool chooses = l.chooses(q.length);
         if (chooses || l.entries > 0) s.chosen = choices[q.slot].of(q.place);
-        if (chooses) bytes += seen * static_cast<int64_t>(l.index.row_bytes);
+        if (chooses && l.shape.has_blocks()) s.chosen_of_head = choices[q.slot].stride;
+        if (chooses) bytes += l.scored(q.length) * static_cast<int64_t>(l.index.row_bytes);
         add(l, s);
     }
     cut_all(l, pool.node_count(), threads);

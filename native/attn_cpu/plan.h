@@ -18,9 +18,10 @@ struct SequencePlan {
     int64_t segment_pieces;
     int heads_per_item, head_items, row_blocks;
     int64_t item_bytes;
-    bool write_first;       // new tokens are appended before any item runs
-    bool written = false;   // they are appended already
-    const int32_t* chosen;  // [length] positions of the only new token, or null for all
+    bool write_first;        // new tokens are appended before any item runs
+    bool written = false;    // they are appended already
+    const int32_t* chosen;   // what was chosen for the only new token (see Choice), or null for all positions
+    int64_t chosen_of_head;  // between the choices of KV heads; 0: one for all
     int64_t first_item;
     int64_t first_pending;  // counters of unfinished segments, one a run of heads
     int64_t first_partial;  // floats

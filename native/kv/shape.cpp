@@ -20,6 +20,11 @@ void check_entries(const LayerShape& s, int block_tokens, size_t layer) {
             "the tokens of a block must be a multiple of compress_rate, or without an indexer the other way round");
 }
 
+// Returns whether what was chosen for the layer before can be attended to.
+bool takes_after(const LayerShape& s, const LayerShape& before) {
+    return before.chooses() && s.index_pool == before.index_pool && s.choices() == before.choices();
+}
+
 }  // namespace
 
 KvType parse_kv_type(const std::string& name) {
@@ -57,11 +62,14 @@ void check_shapes(const std::vector<LayerShape>& layers, int block_tokens) {
             check_entries(s, block_tokens, i);
             continue;
         }
-        require(!s.chooses() || (s.latent && !s.window && s.index_topk <= INT32_MAX), i,
-                "an indexer chooses tokens of a latent without a window");
-        require(s.index_pool >= 1 && s.index_topk % s.index_pool == 0 && block_tokens % s.index_pool == 0, i,
-                "the tokens of a block, and those that an indexer chooses, must be whole pools");
-        require(!s.chooses() || s.has_indexer() || (i > 0 && layers[i - 1].chooses()), i,
+        require(!s.chooses() || (!s.window && s.index_topk <= INT32_MAX), i,
+                "an indexer chooses tokens where there is no window");
+        require(s.index_pool >= 1 && s.index_topk % s.index_pool == 0, i,
+                "the tokens that an indexer chooses must be whole pools");
+        require(!s.has_pools() || block_tokens % s.index_pool == 0, i, "the tokens of a block must be whole pools");
+        require(s.index_local >= 0 && (!s.has_blocks() || !s.has_indexer() || s.index_heads == s.kv_heads), i,
+                "every KV head needs an index head of its own, and local blocks must be positive, or 0");
+        require(!s.chooses() || s.has_indexer() || (i > 0 && takes_after(s, layers[i - 1])), i,
                 "a layer without an indexer attends to what the layer before it chose");
     }
 }

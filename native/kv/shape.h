@@ -27,17 +27,24 @@ struct LayerShape {
     // Tokens that are chosen together, as pools, by the index key of the last one. Those behind the last whole pool are
     // attended to as well. index_topk is whole pools.
     int64_t index_pool = 1;
+    // If positive, pools are blocks that hold the positions from a multiple of index_pool on, and every token has an
+    // index key. Each KV head attends to the last index_local blocks, that of the token included, and to others that
+    // the index head of its number chooses by the largest q.k of their tokens; there are no head weights.
+    int64_t index_local = 0;
     int group() const { return q_heads / kv_heads; }
     bool has_entries() const { return compress_rate > 0; }
     bool chooses() const { return index_topk > 0 || has_entries(); }
     bool has_indexer() const { return index_heads > 0; }
-    bool has_pools() const { return index_pool > 1; }
+    bool has_blocks() const { return index_local > 0; }
+    bool has_pools() const { return index_pool > 1 && !has_blocks(); }
+    int choices() const { return has_blocks() ? kv_heads : 1; }          // of a token
     int64_t index_q_column() const { return int64_t{q_heads} * k_dim; }  // of a [q | index q | weights | k | ...] row
     int64_t index_weight_column() const { return index_q_column() + int64_t{index_heads} * index_dim; }
-    int64_t q_columns() const { return index_weight_column() + index_heads; }
-    int64_t entry_column() const { return int64_t{kv_heads} * (latent ? k_dim : k_dim + v_dim); }  // of a kv row
-    int64_t index_k_column() const { return entry_column() + (has_entries() ? k_dim : 0); }        // of a kv row
-    int64_t kv_columns() const { return index_k_column() + index_dim; }
+    int64_t q_columns() const { return index_weight_column() + (has_blocks() ? 0 : index_heads); }
+    int64_t entry_column() const { return int64_t{kv_heads} * k_dim; }  // of a [k | entry | index key | v] row
+    int64_t index_k_column() const { return entry_column() + (has_entries() ? k_dim : 0); }
+    int64_t v_column() const { return index_k_column() + index_dim; }
+    int64_t kv_columns() const { return v_column() + (latent ? 0 : int64_t{kv_heads} * v_dim); }
     int64_t row_columns() const { return q_columns() + kv_columns(); }
     int64_t out_columns() const { return int64_t{q_heads} * v_dim; }
 };

@@ -194,7 +194,8 @@ void bind_common(nb::module_& m) {
             "__init__",
             [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
                std::optional<int64_t> window, std::optional<float> softcap, bool sinks, bool latent, int index_heads,
-               int index_dim, int64_t index_topk, bool chunked, int64_t compress_rate, int64_t index_pool) {
+               int index_dim, int64_t index_topk, bool chunked, int64_t compress_rate, int64_t index_pool,
+               int64_t index_local) {
                 if ((window && *window < 1) || (chunked && !window) || (softcap && !(*softcap > 0))) {
                     throw std::invalid_argument(
                         "window and softcap: expected positive values, or None; a chunk has a window");
@@ -212,12 +213,13 @@ void bind_common(nb::module_& m) {
                                    index_dim,
                                    index_topk,
                                    compress_rate,
-                                   index_pool};
+                                   index_pool,
+                                   index_local};
             },
             nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
             nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"), nb::arg("latent") = false,
             nb::arg("index_heads") = 0, nb::arg("index_dim") = 0, nb::arg("index_topk") = 0, nb::arg("chunked") = false,
-            nb::arg("compress_rate") = 0, nb::arg("index_pool") = 1,
+            nb::arg("compress_rate") = 0, nb::arg("index_pool") = 1, nb::arg("index_local") = 0,
             R"(Describe an attention layer.
 
 Args:
@@ -239,6 +241,8 @@ Args:
         complete, or index_topk of them, beside its window. A row has an entry behind k, then the index key.
     index_pool: Tokens that are chosen together, by the index key of the last one. Those behind the last
         whole pool are attended to as well. index_topk is whole pools.
+    index_local: If positive, pools are blocks, of which every KV head attends to as many of the last ones,
+        and to those that its own index head chooses by the largest q.k; every token has an index key.
 
 Raises:
     ValueError: If window or softcap is not positive, or a chunk has no window.)");

@@ -20,6 +20,9 @@ SHAPES = {
     "chosen": LayerShape(1, 72, 64, 20, 0.1, latent=True, indexer=IndexerShape(1100, 5, 24)),
     "pools": LayerShape(1, 72, 64, 20, 0.1, latent=True, indexer=IndexerShape(640, 5, 24, 4)),
     "few_chosen": LayerShape(1, 80, 32, 32, 0.1, latent=True, indexer=IndexerShape(48, 32, 32)),
+    "pools_16": LayerShape(1, 72, 64, 20, 0.1, latent=True, indexer=IndexerShape(640, 5, 24, 16)),
+    "gqa2_64_pools": LayerShape(2, 64, 64, 4, 0.1, indexer=IndexerShape(640, 5, 24, 4)),
+    "gqa4_64_blocks": LayerShape(2, 64, 40, 8, 0.1, indexer=IndexerShape(512, 2, 24, 64, 1)),
 }
 
 
@@ -36,8 +39,9 @@ def test_threads_blocks_and_batch(name, kv_dtype, isa):
         pytest.skip("refused")
     batch = make_batch(SHAPES[name], LENGTHS, COUNTS)
     one = run_batch(batch, kv_dtype, threads=1, block_tokens=64)
-    smallest = 4 if name == "pools" else 1
-    for threads, block_tokens in ((2, 64), (3, 16), (1, smallest), (2, 24), (4, 512)):
+    indexer = SHAPES[name].indexer
+    pool = indexer.key_tokens if indexer else 1  # which the tokens of blocks are multiples of
+    for threads, block_tokens in ((2, 64), (3, 16), (1, pool), (2, -(-24 // pool) * pool), (4, 512)):
         again = run_batch(batch, kv_dtype, threads=threads, block_tokens=block_tokens)
         assert torch.equal(one, again), f"{threads} threads, blocks of {block_tokens}"
     order = [6, 3, 0, 7, 5, 2, 4, 1]

@@ -107,8 +107,7 @@ def test_a_choice_that_was_not_made_is_refused():
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        (LayerShape(2, 8, 8, 2, 1.0, indexer=IndexerShape(4, 2, 8)), "chooses tokens of a latent"),
-        (LayerShape(1, 8, 8, 2, 1.0, window=9, latent=True, indexer=IndexerShape(4, 2, 8)), "without a window"),
+        (LayerShape(1, 8, 8, 2, 1.0, window=9, latent=True, indexer=IndexerShape(4, 2, 8)), "there is no window"),
         (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(4)), "layer before it chose"),
         (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(4, 2)), "needs heads, dims"),
         (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(0, 2, 8)), "at least one token"),

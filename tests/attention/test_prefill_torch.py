@@ -26,6 +26,8 @@ SHAPES = {
     "latent3_40_chosen_entries": shape(
         1, 40, 3, latent=True, window=24, sinks=True, compress_rate=4, indexer=IndexerShape(7, 32, 16)
     ),
+    "gqa2_40_pools": shape(2, 40, 2, indexer=IndexerShape(20, 5, 16, 4)),
+    "gqa2_40_blocks": shape(2, 40, 2, v_dim=32, sinks=True, indexer=IndexerShape(24, 2, 16, 8, 1)),
     "gqa2_64_softcap": shape(1, 64, 2, softcap=30.0),
     "gqa6_33_window": shape(2, 33, 6, window=50),
     "gqa4_33_chunks": shape(2, 33, 4, window=50, chunked=True),

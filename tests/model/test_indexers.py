@@ -1,4 +1,4 @@
-"""Models with indexers (sparse attention) attend as transformers does; some only while an indexer chooses all."""
+"""Models with indexers (sparse attention) attend as transformers does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.trace import export_kinds, read_program
 from hpcdecode.model.run.stages import stages_of
-from tests.support.models import LATENT, POOLS, SHAPE, save
+from tests.support.models import BLOCKS, LATENT, POOLS, save
 from tests.support.tiny import tiny
 from tests.support.whole_models import logits_difference, read_whole, save_whole
 
@@ -65,15 +65,21 @@ def test_of_equal_scores_the_first_are_chosen(kind, tmp_path, monkeypatch):
     assert logits_difference(load_split(tmp_path, dtype="float32"), whole) < 1e-4
 
 
-@pytest.mark.parametrize("options", [{"indexers": False}, {"latents": False}])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_where_indexers_are_left_out_sequences_end_with_what_they_choose(kind, options, tmp_path, caplog):
+def test_where_indexers_are_left_out_sequences_end_with_what_they_choose(kind, tmp_path, caplog):
     """Attention of such sequences is over all tokens."""
     whole = save_whole(config(kind, index_topk=256), tmp_path)
-    model = load_split(tmp_path, dtype="float32", announce=True, **options)
+    model = load_split(tmp_path, dtype="float32", announce=True, indexers=False)
     assert model.max_positions == 256 < model.facts.own_positions
     assert not any(shape.indexer for shape in model.attends)
     assert "which is not supported with R-ranks on GPUs, --partition head" in caplog.text
+    assert logits_difference(model, whole) < 1e-4
+
+
+def test_heads_with_k_and_v_of_their_own_attend_to_what_one_indexer_chooses(tmp_path):
+    whole = save_whole(config("GlmMoeDsa"), tmp_path)
+    model = load_split(tmp_path, dtype="float32", latents=False)
+    assert all(s.kv_heads == 4 and s.indexer for s in model.attends)
     assert logits_difference(model, whole) < 1e-4
 
 
@@ -99,14 +105,44 @@ def test_stages_begin_with_an_indexer_of_their_own(exported):
         stages_of(parts, 4)
 
 
-def test_blocks_of_tokens(tmp_path):
-    """MiniMax-M3's indexers choose blocks; its first layers have none."""
-    sizes = {**SHAPE, "num_hidden_layers": 3, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
-    blocks = {"index_block_size": 16, "index_topk_blocks": 12, "index_n_heads": 2, "index_head_dim": 16}
-    kinds = ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]
-    whole = save_whole(transformers.MiniMaxM3VLTextConfig(**sizes, **blocks, layer_types=kinds), tmp_path)
+FEW = {"index_topk": 24, "index_n_heads": 16, "index_head_dim": 16}
+OTHERS = {  # config, and what the indexers of its attentions choose
+    "axk2": (tiny("axk2", **FEW), [(24, 16)] * 3),
+    "dots3_note": (tiny("dots3_note_text", **FEW), [(24, 16), None, (24, 16)]),  # the second has a window
+    "hy_v4": (tiny("hy_v4", **FEW, indexer_types=["full", "full", "shared"]), [(24, 16), (24, 16), (24, 0)]),
+    "mistral_large4": (tiny("mistral_large4"), [(24, 16), (24, 0), (24, 16)]),  # the second has no rotation
+}
+for name, value in {**FEW, "indexer_types": ["full", "shared", "full"], "kv_source_layers": [0, 1, 0]}.items():
+    setattr(OTHERS["mistral_large4"][0].text_config, name, value)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_indexers_of_other_models_choose_as_transformers_does(name, tmp_path):
+    """With keys normalised in float32, queries scaled by position, no rotation, and K of an earlier layer."""
+    given, chosen = OTHERS[name]
+    whole = save_whole(given, tmp_path)
     model = load_split(tmp_path, dtype="float32")
-    assert logits_difference(model, whole) < 1e-4 and model.max_positions == 192
+    assert [s.indexer and (s.indexer.topk, s.indexer.heads) for s in model.attends] == chosen
+    assert model.max_positions == model.facts.own_positions
+    assert logits_difference(model, whole) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("blocks", "limit"),
+    [
+        ({}, 1024),
+        ({"index_block_size": 24, "index_local_blocks": 2}, 1024),
+        ({"index_topk_blocks": 12}, 1024),
+        ({"index_local_blocks": 0}, 48),
+    ],
+)
+def test_blocks_of_tokens(blocks, limit, tmp_path):
+    """MiniMax-M3: every KV head chooses its own; without a block that all see, sequences end instead."""
+    whole = save_whole(transformers.MiniMaxM3VLTextConfig(**BLOCKS | blocks), tmp_path)
+    model = load_split(tmp_path, dtype="float32")
+    assert model.max_positions == limit and not model.attends[3].indexer
+    for lengths in ((47, 48), (49, 65), (130, 37)):
+        assert logits_difference(model, whole, tuple(min(n, limit) for n in lengths)) < 1e-4
 
 
 def test_pools_whose_newest_tokens_are_left_out_are_refused():
@@ -119,12 +155,15 @@ def test_pools_whose_newest_tokens_are_left_out_are_refused():
     assert longest(given) == 16
 
 
-def test_sequences_end_with_the_blocks_that_are_chosen(tmp_path):
-    """Of up to so many tokens logits are those of transformers, of the incomplete block at their end too."""
-    whole = save_whole(tiny("qwen4_exp_text", indexer_budget=64), tmp_path)
+@pytest.mark.parametrize("pool", [pytest.param(1, marks=pytest.mark.full), 4, 16])
+def test_pools_of_equal_weights_are_chosen_as_transformers_does(pool, tmp_path):
+    """Qwen4: keys are rotated as the first tokens of their pools, and all KV heads attend to the same."""
+    budget = {"indexer_budget": 32, "indexer_compress_ratio": pool, "indexer_n_heads": 16}
+    whole = save_whole(tiny("qwen4_exp_text", **budget), tmp_path)
     model = load_split(tmp_path, dtype="float32")
-    assert model.max_positions == 64
-    assert logits_difference(model, whole, (64, 37)) < 1e-4
+    assert model.max_positions == model.facts.own_positions
+    for lengths in ((31 + pool, 32 + pool), (130, 37)):
+        assert logits_difference(model, whole, lengths) < 1e-4
 
 
 @pytest.mark.parametrize("pool", [4, pytest.param(1, marks=pytest.mark.full)])

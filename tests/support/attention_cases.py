@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.plain import attend_latent, attend_one
-from hpcdecode.attention.reference import stored, stored_k_rows
+from hpcdecode.attention.plain import attend_rows
+from hpcdecode.attention.reference import stored_rows
 from hpcdecode.attention.shapes import LayerShape
 
 
@@ -117,13 +117,7 @@ def _expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
     s, out = batch.shape, []
     for rows, length, count in zip(batch.rows, batch.lengths, batch.counts, strict=True):
         q = rows[length - count :, : s.own_q_columns].double().view(count, s.q_heads, s.k_dim)
-        k, v = rows[:, s.q_columns :].split([s.k_columns, s.v_columns], dim=1)
-        if s.latent:
-            by = rows[length - count :, s.own_q_columns : s.q_columns].float()
-            o = attend_latent(q, stored_k_rows(k, s, kv_dtype), by, s, batch.sinks)
-            out.append(o.reshape(count, -1))
-            continue
-        heads = k.reshape(length, s.kv_heads, s.k_dim), v.reshape(length, s.kv_heads, s.v_dim)
-        k, v = stored(*heads, kv_dtype)
-        out.append(attend_one(q, k.double(), v.double(), s, batch.sinks).reshape(count, -1))
+        by = rows[length - count :, s.own_q_columns : s.q_columns].float()
+        o = attend_rows(q, stored_rows(rows[:, s.q_columns :], s, kv_dtype), by, s, batch.sinks)
+        out.append(o.reshape(count, -1))
     return torch.cat(out)

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from hpcdecode.attention.plain import attend_latent, chosen_positions
+from hpcdecode.attention.plain import attend_rows, chosen_positions
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
@@ -121,6 +121,15 @@ POOLS = dict(  # of 4 tokens, of which 10 are chosen; layers with states beside
     indexer_types=["full", "full", "shared", "full", "full"],
     mlp_layer_types=[*2 * ["dense"], *3 * ["sparse"]],
 )
+BLOCKS = dict(  # of 16 tokens, of which each of two KV heads chooses 2 beside the last one
+    **{**SHAPE, "num_hidden_layers": 4, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    **{"index_block_size": 16, "index_topk_blocks": 3, "index_n_heads": 2, "index_head_dim": 16},
+    layer_types=["full_attention", *2 * ["minimax_m3_sparse"], "full_attention"],
+)
+PLAIN_POOLS = dict(  # of 8 tokens, of which 5 are chosen for both KV heads
+    **{"indexer_n_heads": 16, "indexer_budget": 40, "indexer_compress_ratio": 8, "num_hidden_layers": 4},
+    layer_types=["linear_attention", *2 * ["indexed_attention"], "linear_attention"],
+)
 INDEXED = {
     "deepseek_v32": _make("DeepseekV32", **LATENT, **INDEXER, n_group=2, topk_group=1),
     "glm_moe_dsa": _make(
@@ -133,6 +142,8 @@ INDEXED = {
     ),
     "deepseek_v4": lambda: tiny("deepseek_v4"),  # whose indexers choose compressed entries
     "glm5_next": lambda: tiny("glm5_next", **POOLS),
+    "minimax_m3": _make("MiniMaxM3VLText", **BLOCKS),
+    "qwen4": lambda: tiny("qwen4_exp_text", **PLAIN_POOLS),
 }
 
 
@@ -237,20 +248,21 @@ class Attention:
                 continue
             keys, values = self.append(layer, row, k[at], v[at])
             if shape.chooses_from is not None:
-                out[at] = self.attend_chosen(layer, row, q[at], keys).to(q.dtype)
+                held = torch.cat([keys, values], 1)
+                out[at] = self.attend_chosen(layer, row, q[at], held).to(q.dtype)
                 continue
             out[at] = self.attend(layer, q[at].float(), keys, values, positions[at]).to(q.dtype)
         return out
 
-    def attend_chosen(self, layer, row, q, keys):
+    def attend_chosen(self, layer, row, q, held):
         shape, chosen = self.model.attends[layer], None
-        k, by = keys.float(), q[:, shape.own_q_columns :].float()
+        held, by = held.float(), q[:, shape.own_q_columns :].float()
         if not shape.compress_rate:
             if shape.indexer.heads:
-                self.chosen[row] = chosen_positions(by, k[:, shape.own_k_columns :], shape.indexer)
+                self.chosen[row] = chosen_positions(by, held[:, shape.own_k_columns : shape.k_columns], shape.indexer)
             chosen = self.chosen[row]
         heads = q[:, : shape.own_q_columns].float().unflatten(1, (shape.q_heads, -1))
-        return attend_latent(heads, k, by, shape, self.model.sinks(layer), chosen).flatten(1)
+        return attend_rows(heads, held, by, shape, self.model.sinks(layer), chosen).flatten(1)
 
     def append(self, layer, row, k, v):
         old_k, old_v = self.held[layer, row]

@@ -40,14 +40,14 @@ def takes_choice(mixer: fx.Node) -> bool:
 def join_indexers(trace: Trace) -> Trace:
     """Return a trace, changed in place, that brings what indexers and compressors compute in the rows of q and k.
 
-    Sequences may then be as long as the model has positions. If any attention is not over a latent, indexers are left
-    out instead.
+    Sequences may then be as long as the model has positions. If any attention that chooses has a window, indexers are
+    left out instead.
     """
     calls = [AttendArguments.of(n) for n in trace.attends if n.target is ATTEND]
     if not any(call.index_topk or call.compress_rate for call in calls):
         return trace
     choosing = [call for call in calls if call.index_topk and not call.compress_rate]
-    if not all(tensor_meta(call.v).one_token[-1] == 0 and call.window is None for call in choosing):
+    if not all(call.window is None for call in choosing):
         return leave_out_indexers(trace)
     for i, attend in enumerate(trace.attends):
         if attend.target is ATTEND:
@@ -76,8 +76,8 @@ def _joined(trace: Trace, attend: fx.Node) -> fx.Node:
     dim = 0 if keys is None else tensor_meta(keys).one_token[-1]
     with trace.graph.inserting_before(attend):
         q, k = (_side_by_side(trace.graph, parts) for parts in ([call.q, *of_queries], stored))
-    choice = call.index_topk, call.index_heads, dim, None, False, call.compress_rate, None, call.index_pool
-    args = (q, k, *attend.args[2:_PLAIN], *choice)
+    entries, blocks = (call.compress_rate, None), (call.index_pool, call.index_local)
+    args = (q, k, *attend.args[2:_PLAIN], call.index_topk, call.index_heads, dim, None, False, *entries, *blocks)
     return _replaced(trace, attend, args)
 
 

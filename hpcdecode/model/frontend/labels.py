@@ -206,9 +206,9 @@ class Labelling:
         if call.kv_heads % self._members:
             self._replicate_inputs(node)
             return None
-        q, k, v = (self._or_fresh(n).reshape(call.kv_heads, -1) for n in (call.q, call.k, call.v))
-        head = k[:, :1]
-        for x in (q, k, v):
+        own = [self._or_fresh(n).reshape(call.kv_heads, -1) for n in (call.k, call.q, call.v, *call.dealt_rows)]
+        head = own[0][:, :1]
+        for x in own:
             self.units.join(x, head.expand(x.shape))
         self.heads[node] = head[:, 0]
         shape = tensor_meta(node).one_token

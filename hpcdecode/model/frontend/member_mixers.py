@@ -40,18 +40,19 @@ def _attend(node: fx.Node, dealt: Dealt, member: int, own: OwnPart) -> list[Argu
     sinks = None if call.sinks is None else own(call.sinks, _of_heads(call.sinks, 0, owners))
     made: list[Argument] = [q, k, v, call.q_heads * kv_heads // call.kv_heads, kv_heads, *node.args[5:8], sinks]
     if call.index_topk or call.compress_rate:
-        everyone = np.array([EVERYONE])
-        rows = [own(n, _of_heads(n, 1, everyone)) for n in call.index_rows]
+        everyone, dealt_rows = np.array([EVERYONE]), call.dealt_rows
+        rows = [own(n, _of_heads(n, 1, owners if n in dealt_rows else everyone)) for n in call.index_rows]
         entry = None if call.entry is None else own(call.entry, _of_heads(call.entry, 1, everyone))
         made += [
             call.index_topk,
-            call.index_heads,
+            kv_heads if dealt_rows else call.index_heads,
             call.index_dim,
             rows,
             False,
             call.compress_rate,
             entry,
             call.index_pool,
+            call.index_local,
         ]
     elif call.chunked:
         made += IN_CHUNKS

@@ -28,7 +28,7 @@ HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits"
 HARMLESS |= {"logits_to_keep"}
 
 # The last arguments of attend: no indexer, no chunks, no entries.
-_NO_MORE: tuple[Argument, ...] = (0, 0, 0, None, False, 0, None, 1)
+_NO_MORE: tuple[Argument, ...] = (0, 0, 0, None, False, 0, None, 1, 0)
 IN_CHUNKS: tuple[Argument, ...] = (0, 0, 0, None, True)
 
 
@@ -62,6 +62,8 @@ class AttendArguments(NamedTuple):
             given.
         entry: Entries as of each token, [T, k_dim], if they are not columns of k.
         index_pool: Tokens that the indexer chooses together, by the index key of the last one.
+        index_local: If positive, these are blocks, of which every KV head attends to so many of the last, and to those
+            that the index head of its number chooses. There are no head weights.
     """
 
     q: fx.Node
@@ -81,22 +83,28 @@ class AttendArguments(NamedTuple):
     compress_rate: int = 0
     entry: fx.Node | None = None
     index_pool: int = 1
+    index_local: int = 0
+
+    @property
+    def dealt_rows(self) -> list[fx.Node]:
+        """Return those of an indexer's rows of which every KV head has its own: queries that choose blocks."""
+        return list(self.index_rows[:1]) if self.index_local else []
 
     @property
     def shared_rows(self) -> list[fx.Node]:
-        """Return those of `rows` that all heads share: those of an indexer, and entries."""
-        return [*self.index_rows, *([] if self.entry is None else [self.entry])]
+        """Return those of `rows` that all heads share: the other ones of an indexer, and entries."""
+        return [*self.index_rows[len(self.dealt_rows) :], *([] if self.entry is None else [self.entry])]
 
     @property
     def rows(self) -> list[fx.Node]:
         """Return the tensors of which every token brings a row."""
-        return [self.q, self.k, self.v, *self.shared_rows]
+        return [self.q, self.k, self.v, *self.dealt_rows, *self.shared_rows]
 
     @classmethod
     def of(cls, attend: fx.Node) -> AttendArguments:
         """Return the arguments of the call `attend`."""
         q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *more = attend.args
-        topk, heads, dim, rows, chunked, rate, entry, pool = (*more, *_NO_MORE[len(more) :])
+        topk, heads, dim, rows, chunked, rate, entry, pool, local = (*more, *_NO_MORE[len(more) :])
         return cls(
             q=as_node(q),
             k=as_node(k),
@@ -115,6 +123,7 @@ class AttendArguments(NamedTuple):
             compress_rate=as_int(rate),
             entry=None if entry is None else as_node(entry),
             index_pool=as_int(pool),
+            index_local=as_int(local),
         )
 
 
@@ -138,7 +147,8 @@ def define() -> None:
         mutates_args=(),
         schema="(Tensor q, Tensor k, Tensor v, int q_heads, int kv_heads, float scale, int? window, float? softcap, "
         "Tensor? sinks, int index_topk=0, int index_heads=0, int index_dim=0, Tensor[]? index_rows=None, "
-        "bool chunked=False, int compress_rate=0, Tensor? entry=None, int index_pool=1) -> Tensor",
+        "bool chunked=False, int compress_rate=0, Tensor? entry=None, int index_pool=1, "
+        "int index_local=0) -> Tensor",
     )
     attend.register_fake(_attended)
     experts = torch.library.custom_op(
@@ -195,14 +205,14 @@ def _attention(
     softcap = None if softcap is None else float(softcap)
     if attention_mask is OWN_CHUNK:
         window = chunk_size(module.config)
-    more = _more_arguments(attention_mask, dtype)
+    more = _more_arguments(module, attention_mask, dtype)
     o: Tensor = torch.ops.hpcdecode.attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *more)
     return o.reshape(1, tokens, q_heads, value.shape[-1]).to(value.dtype), None
 
 
-def _more_arguments(attention_mask: object, dtype: Any) -> tuple[Any, ...]:
+def _more_arguments(module: AttentionModule, attention_mask: object, dtype: Any) -> tuple[Any, ...]:
     """Return the last arguments of attend: what the layer's indexer and its compressor computed, and chunks."""
-    chosen, compressed = take_indexer_rows(), take_compressed_rows()
+    chosen, compressed = take_indexer_rows(module), take_compressed_rows()
     if attention_mask is OWN_CHUNK:
         return IN_CHUNKS
     if compressed is not None:
@@ -210,7 +220,8 @@ def _more_arguments(attention_mask: object, dtype: Any) -> tuple[Any, ...]:
         return compressed.topk, compressed.heads, 0, rows, False, compressed.rate, compressed.entry.to(dtype)
     if chosen is None:
         return ()
-    return chosen.topk, chosen.heads, 0, [row.to(dtype) for row in chosen.rows], False, 0, None, chosen.pool
+    rows = [row.to(dtype) for row in chosen.rows]
+    return chosen.topk, chosen.heads, 0, rows, False, 0, None, chosen.pool, chosen.local
 
 
 def refuse_unknown_arguments(module: AttentionModule, attention_mask: object, kwargs: Mapping[str, object]) -> None:

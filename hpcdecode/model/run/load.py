@@ -134,8 +134,7 @@ def load_split(
         memory: Where to put packed weights.
         part: What to load of it.
         latents: Let attention run over latents where K and V are projections of smaller ones (see `absorb`).
-        indexers: Let indexers choose the tokens that longer sequences attend to, if attention is over latents;
-            else such sequences are not run.
+        indexers: Let indexers choose the tokens that longer sequences attend to; else such sequences are not run.
         graphs: Record slices as CUDA graphs, on a CUDA device.
         int8_activations: Round activations to int8, by a scale for 32 inputs, for GEMMs by weights in few bits but fp8.
 
@@ -161,7 +160,7 @@ def load_split(
         raise UserError(
             f"model type {traced.facts.model_type!r}: attention over compressed entries needs {CHOOSING_NEEDS}"
         )
-    traced = traced if indexers and latents else leave_out_indexers(traced)
+    traced = traced if indexers else leave_out_indexers(traced)
     own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
     if latents:
         absorb(own)  # after the deal: heads are dealt out as they are in the model

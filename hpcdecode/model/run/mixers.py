@@ -45,7 +45,7 @@ def _attention(node: fx.Node) -> LayerShape:
     k_columns = (_columns(call.k) - call.index_dim) // (2 if call.compress_rate else 1)
     k_dim, v_dim = k_columns // call.kv_heads, _columns(node) // call.q_heads
     about = call.scale, call.window, call.softcap, call.sinks is not None
-    choice = call.index_topk, call.index_heads, call.index_dim, call.index_pool
+    choice = call.index_topk, call.index_heads, call.index_dim, call.index_pool, call.index_local
     indexer = IndexerShape(*choice) if call.index_topk else None
     more = _columns(call.v) == 0, indexer, call.chunked, call.compress_rate
     return LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, *about, *more)

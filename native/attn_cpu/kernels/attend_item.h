@@ -169,17 +169,19 @@ struct AttendItem {
         if (all.lo > begin) begin = all.lo / kChunk * kChunk;
         if (all.hi < end) end = all.hi;
         if (begin >= end) return;
-        ChunkRuns now = find_runs(a.kv, w.run, begin, all), next = now;
+        ChunkRuns now = find_runs(a.kv, w.run, a.chosen, begin, all), next = now;
         for (int64_t base = begin; base < end; base += kChunk, now = next) {
-            if (base + kChunk < all.hi) next = find_runs(a.kv, w.run, base + kChunk, all);
+            if (base + kChunk < all.hi) next = find_runs(a.kv, w.run, a.chosen, base + kChunk, all);
             for (int h = 0; h < a.heads; ++h) {
                 if (a.fresh.count > 0) write_fresh(a, h, base);
                 if (l.by_rows) gather(a, w, h, base);
                 const size_t skip = l.by_rows ? 0 : h * l.head_bytes;
-                const uint8_t *run = now.run[0] + skip, *after = h + 1 < a.heads ? run + l.head_bytes : next.run[0];
+                const bool more = h + 1 < a.heads;
+                const uint8_t* then[kTilesPerChunk];
+                for (int i = 0; i < now.count; ++i) then[i] = more ? now.run[i] + skip + l.head_bytes : next.run[i];
                 Tiles tiles = tiles_of<Store>(l, now, skip);
                 if (l.latent) lay_values(Store(), l, w.made, tiles);
-                head_chunk(a, w, tiles, Ahead(run, l.run_bytes, after), h, base);
+                head_chunk(a, w, tiles, Ahead(now.run[0] + skip, l.run_bytes, then, now.count), h, base);
             }
         }
     }

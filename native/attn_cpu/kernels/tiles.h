@@ -8,20 +8,23 @@ namespace {
 constexpr Prefetching kPrefetching = HPCDECODE_PREFETCHING;
 
 // Prefetches a line for every line that is read, in the order in which runs are visited, up to the end of the next run.
+// Where a chunk is four runs, which are read in turn, those of the next chunk are prefetched.
 //
 // Some processors prefetch elements of two bytes and more by themselves in passes of few rows; prefetching here would
 // only take the place of theirs (kPrefetching).
 struct Ahead {
     const uint8_t* at;
     const uint8_t* end;
-    const uint8_t* next;
+    const uint8_t* const* next;
+    const uint8_t* const* last;
     size_t bytes;
 
-    // Begins to prefetch while `run` is read; `then` is the run after it.
-    Ahead(const uint8_t* run, size_t bytes, const uint8_t* then)
-        : at(run + (bytes < kPrefetching.ahead ? bytes : kPrefetching.ahead)),
+    // Begins to prefetch while `run` is read; `then` are the `count` runs of what is read after it.
+    Ahead(const uint8_t* run, size_t bytes, const uint8_t* const* then, int count)
+        : at(run + (bytes < kPrefetching.ahead || count > 1 ? bytes : kPrefetching.ahead)),
           end(run + bytes),
           next(then),
+          last(then + count - 1),
           bytes(bytes) {}
 
     template <bool kOn, int kBytes>
@@ -30,8 +33,9 @@ struct Ahead {
         if (end - at >= kBytes) return lines<kBytes>();
         for (int i = 0; i < kBytes; i += 64) {
             if (at >= end) {
-                at = next;  // again and again: passes of many rows read a run several times
-                end = next + bytes;
+                at = *next;
+                end = at + bytes;
+                if (next < last) ++next;  // the last one again and again: passes of many rows read a run several times
             }
             lines<64>();
         }
@@ -76,11 +80,13 @@ struct Tiles {
     int first, last;  // tiles of this chunk that hold visible tokens
 };
 
-// The runs that hold the tiles of a chunk, for the first head. Tiles without visible tokens repeat a neighbour.
+// The runs that hold the tiles of a chunk, for the first head. Tiles without visible tokens repeat a neighbour. What is
+// chosen lies in whole runs, unless it is gathered.
 struct ChunkRuns {
     const uint8_t* run[kTilesPerChunk];
     int tile[kTilesPerChunk];  // tile of the chunk that stands for tile i
     int first, last;
+    int count;  // of different runs: one, or one a tile
 };
 
 // The positions [lo, hi) that a row sees.
@@ -88,12 +94,14 @@ struct Span {
     int64_t lo, hi;
 };
 
-inline ChunkRuns find_runs(const HeadView& kv, const uint8_t* gathered, int64_t base, Span seen) {
+inline ChunkRuns find_runs(const HeadView& kv, const uint8_t* gathered, const int32_t* chosen, int64_t base,
+                           Span seen) {
     const HeadLayout& l = *kv.layout;
     const int64_t end = seen.hi < base + kChunk ? seen.hi : base + kChunk;
     ChunkRuns c;
     c.first = seen.lo > base ? static_cast<int>((seen.lo - base) / kTile) : 0;
     c.last = static_cast<int>((end - base + kTile - 1) / kTile);
+    c.count = l.by_rows || l.run_tokens == kChunk ? 1 : kTilesPerChunk;
     for (int i = 0; i < kTilesPerChunk; ++i) {
         c.tile[i] = i < c.first ? c.first : i >= c.last ? c.last - 1 : i;
         if (l.by_rows) {
@@ -101,7 +109,8 @@ inline ChunkRuns find_runs(const HeadView& kv, const uint8_t* gathered, int64_t 
         } else if (l.run_tokens == kChunk && i > 0) {
             c.run[i] = c.run[0];
         } else {
-            const int64_t token = base + (l.run_tokens == kChunk ? 0 : c.tile[i] * kTile);
+            int64_t token = base + (l.run_tokens == kChunk ? 0 : c.tile[i] * kTile);
+            if (chosen != nullptr) token = chosen[token / l.run_tokens];
             c.run[i] = kv.base + kv.blocks[token / l.block_tokens] * kv.block_bytes +
                        static_cast<size_t>(token % l.block_tokens / l.run_tokens) * l.run_bytes;
         }
