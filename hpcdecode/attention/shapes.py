@@ -54,6 +54,11 @@ class IndexerShape(msgspec.Struct, frozen=True):
         return self.topk + (self.local * self.pool if self.local else self.pool - 1)
 
     @property
+    def most_seen(self) -> int:
+        """Return the tokens, or compressed entries, that are chosen, with those of local blocks."""
+        return self.topk + self.local * self.pool
+
+    @property
     def key_tokens(self) -> int:
         """Return the tokens that have one index key, if they are no compressed entries."""
         return 1 if self.local else self.pool

@@ -122,7 +122,7 @@ def score_flop(layers: Iterable[MixerShape]) -> float:
 
 def most_chosen(layers: Iterable[MixerShape]) -> int:
     """Return the cached tokens of which indexers choose all, as tokens or in entries."""
-    return max(s.indexer.topk * max(s.compress_rate, 1) for s in indexed(layers) if s.indexer)
+    return max(s.indexer.most_seen * max(s.compress_rate, 1) for s in indexed(layers) if s.indexer)
 
 
 def by_window(layers: Iterable[MixerShape]) -> dict[int, list[LayerShape]]:
@@ -183,5 +183,8 @@ def of_member(layers: Sequence[MixerShape], tp: int) -> list[MixerShape]:
 
 def _of_member(s: MixerShape, tp: int) -> MixerShape:
     if isinstance(s, LayerShape):
-        return replace(s, q_heads=s.q_heads // tp, kv_heads=1 if s.latent else s.kv_heads // tp)
+        indexer = s.indexer
+        if indexer and indexer.local:
+            indexer = replace(indexer, heads=indexer.heads // tp)
+        return replace(s, q_heads=s.q_heads // tp, kv_heads=1 if s.latent else s.kv_heads // tp, indexer=indexer)
     return replace(s, heads=s.heads // tp, k_heads=max(s.k_heads // tp, 1))

@@ -74,7 +74,7 @@ Bad arguments raise ValueError or TypeError before anything changes.)");
                 new (e) KvCache(layers, {parse_kv_type(kv_dtype),
                                          capacity_tokens,
                                          max_sequences,
-                                         block_tokens.value_or(kDefaultBlockTokens),
+                                         block_tokens.value_or(default_block_tokens(layers)),
                                          threads,
                                          cpus,
                                          isa,
@@ -195,7 +195,7 @@ Raises:
     m.def(
         "block_bytes",
         [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, std::optional<int> block_tokens) {
-            const int tokens = block_tokens.value_or(kDefaultBlockTokens);
+            const int tokens = block_tokens.value_or(default_block_tokens(layers));
             return std::make_pair(bytes_per_block(lay_out(layers, parse_kv_type(kv_dtype), tokens)), tokens);
         },
         nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("block_tokens").none(),
@@ -203,7 +203,7 @@ Raises:
     m.def(
         "layer_groups",
         [](const std::vector<LayerShape>& layers, const std::string& kv_dtype, std::optional<int> block_tokens) {
-            const int tokens = block_tokens.value_or(kDefaultBlockTokens);
+            const int tokens = block_tokens.value_or(default_block_tokens(layers));
             const LayerGroups groups = group_layers(lay_out(layers, parse_kv_type(kv_dtype), tokens));
             return std::make_pair(groups.block_bytes, windows_of(groups));
         },

@@ -1,5 +1,7 @@
 #include "shape.h"
 
+#include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 namespace hpcdecode {
@@ -41,6 +43,14 @@ KvType parse_kv_type(const std::string& name) {
 void check_block_tokens(int block_tokens) {
     if (block_tokens >= 1) return;
     throw std::invalid_argument("block_tokens: expected at least 1, got " + std::to_string(block_tokens));
+}
+
+int default_block_tokens(const std::vector<LayerShape>& layers) {
+    constexpr int64_t kMost = 4096;
+    int64_t tokens = kDefaultBlockTokens;
+    for (const LayerShape& s : layers)
+        if (s.has_pools() && s.index_pool <= kMost) tokens = std::min(std::lcm(tokens, s.index_pool), kMost);
+    return static_cast<int>(tokens);
 }
 
 void check_shapes(const std::vector<LayerShape>& layers, int block_tokens) {

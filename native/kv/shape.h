@@ -52,6 +52,7 @@ struct LayerShape {
 // All throw std::invalid_argument for values that make no sense.
 KvType parse_kv_type(const std::string& name);
 void check_block_tokens(int block_tokens);
+int default_block_tokens(const std::vector<LayerShape>& layers);  // whole pools of all layers, where that is possible
 void check_shapes(const std::vector<LayerShape>& layers, int block_tokens);
 
 }  // namespace hpcdecode

@@ -112,7 +112,6 @@ def test_a_choice_that_was_not_made_is_refused():
         (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(4, 2)), "needs heads, dims"),
         (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(0, 2, 8)), "at least one token"),
         (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(6, 2, 8, 4)), "whole pools"),
-        (LayerShape(1, 8, 8, 2, 1.0, latent=True, indexer=IndexerShape(9, 2, 8, 3)), "whole pools"),
     ],
 )
 def test_indexers_that_make_no_sense_are_refused(wrong, match):

@@ -98,13 +98,22 @@ def test_a_layer_without_an_indexer_attends_to_the_choice_before(name, backend):
         (LayerShape(2, 8, 8, 2, 1.0, indexer=IndexerShape(32, 4, 8, 16, 1)), "an index head of its own"),
         (LayerShape(2, 8, 8, 2, 1.0, window=9, indexer=IndexerShape(32, 2, 8, 16)), "where there is no window"),
         (LayerShape(2, 8, 8, 2, 1.0, indexer=IndexerShape(40, 2, 8, 16, 1)), "must be whole pools"),
-        (LayerShape(2, 8, 8, 2, 1.0, indexer=IndexerShape(256, 2, 8, 128)), "a block must be whole pools"),
+        (LayerShape(2, 8, 8, 2, 1.0, indexer=IndexerShape(9998, 2, 8, 4999)), "a block must be whole pools"),
         (LayerShape(2, 8, 8, 2, 1.0, indexer=IndexerShape(32, 0, 0, 16, 1)), "layer before it chose"),
     ],
 )
 def test_indexers_that_make_no_sense_are_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         open_kv_cache([wrong], kv_dtype="float32", capacity_tokens=64, max_sequences=1)
+
+
+@pytest.mark.parametrize(("pool", "tokens"), [(1, 64), (16, 64), (48, 192), (128, 128)])
+def test_blocks_are_whole_pools(pool, tokens):
+    shape = LayerShape(2, 16, 16, 2, 0.3, indexer=IndexerShape(2 * pool, 16, 16, pool))
+    store = open_kv_cache([shape], kv_dtype="float32", capacity_tokens=64, max_sequences=1)
+    assert store.block_tokens == tokens
+    batch = make_batch(shape, [5 * pool + 3], [1])
+    torch.testing.assert_close(run_batch(batch, "float32").double(), expected(batch, "float32"), rtol=0, atol=1e-5)
 
 
 def test_index_keys_count_as_stored_bytes():

@@ -218,7 +218,10 @@ class Company:
         if size > 1 or "route" in options or options["kv_memory"] > MOST_ROTATED:
             return False
         shapes = self._model(name).attends
-        return len(attention_shapes(shapes)) == len(shapes) > 2  # of two memory must hold more than some rows have
+        attend = attention_shapes(shapes)
+        if any(shape.chooses_from is not None for shape in attend):
+            return False
+        return len(attend) == len(shapes) > 2  # of two memory must hold more than some rows have
 
     def _deals_heads(self, name: str, parts: int) -> bool:
         """Whether heads can be dealt out to so many R-ranks."""
