@@ -148,7 +148,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             if (value := getattr(self, name)) not in (None, *choices):
                 expected = f"one of {', '.join(choices)}"
                 raise UserError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}", everywhere=True)
-        if self.adapters and (problem := adapters_problem(self.adapters, self.tp or 1)):
+        if self.adapters and (problem := adapters_problem(self.adapters)):
             raise UserError(f"--lora NAME=DIR: {problem}", everywhere=True)
         if self.compile and self.enforce_eager:
             raise UserError("--compile: expected it without --enforce-eager, got both; leave one out", everywhere=True)

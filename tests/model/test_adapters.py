@@ -11,8 +11,7 @@ from hpcdecode.engine.executors import FusedExecutor
 from hpcdecode.errors import PromptError, UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.lower import packed_weights, quantize
-from hpcdecode.model.run.load import ModelPart
-from tests.support.adapters import ALL, adapter, four, theirs
+from tests.support.adapters import OTHERS, adapter, four, theirs
 from tests.support.isas import OWN_GEMMS, use_isa
 from tests.support.models import Attention
 
@@ -64,20 +63,6 @@ def test_greedy_tokens_are_those_of_the_merged_models(llm, checkpoint, adapters)
         )
     plain = LLM(checkpoint("llama2"), dtype="float32", threads=1).generate(rows[4::5], GREEDY, use_tqdm=False)
     assert found[4::5] == tokens(plain)
-
-
-OTHERS = {
-    "phi3": [
-        dict(target_modules=["qkv_proj", "gate_up_proj"], r=4, rank_pattern={"layers.1.self_attn.qkv_proj": 18}),
-        dict(target_modules=["o_proj", "down_proj", "gate_up_proj"], r=8),
-    ],
-    "gpt2": [
-        dict(target_modules=["c_attn", "c_fc"], r=4, fan_in_fan_out=True),
-        dict(target_modules=["c_fc", "attn.c_proj"], r=6, fan_in_fan_out=True),
-    ],
-    "qwen3_moe": [dict(target_modules=["q_proj", "k_proj"], r=8), dict(target_modules=["v_proj", "o_proj"], r=4)],
-    "gemma3": [dict(target_modules=["gate_proj", "q_proj"], r=8), dict(target_modules=ALL, r=4)],
-}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -253,12 +238,6 @@ def test_an_adapter_for_all_prompts_of_a_call(llm):
     found = llm.generate([row, {**row, "lora": "all"}], GREEDY, use_tqdm=False, lora="mlp")
     assert tokens(found) == [tokens(own)[0], tokens(own)[2]] and tokens(own)[0] != tokens(own)[1]
     assert tokens(llm.generate(iter([row]), GREEDY, use_tqdm=False, lora="mlp")) == tokens(own)[:1]
-
-
-@pytest.mark.parametrize("part", [ModelPart(2, 0), ModelPart(2, 1)])
-def test_members_take_none(part, checkpoint, adapters):
-    with pytest.raises(UserError, match="expected --tp 1, as S-ranks with adapters have whole weights, got 2"):
-        load_split(checkpoint("llama2"), dtype="float32", adapters=adapters, part=part)
 
 
 def test_steps_that_only_decode_are_one_native_call(llm, adapters, monkeypatch):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import h5py
+import numpy as np
 import pytest
 
-from tests.support.adapters import four
+from tests.support.adapters import OTHERS, adapter, four
 
 FLAGS = ("--max-tokens", 12, "--dtype", "float32", "--ignore-eos", "--logprobs", 0, "--kv-memory", "16M")
 LAYOUTS = {
@@ -16,6 +17,11 @@ LAYOUTS = {
     "rotation": (3, ("--layout", "split", "--s-ranks", 2, "--route", "rotational", "--lanes", 2)),
     "prefill ranks": (3, ("--prefill-ranks", 1)),
     "stages": (2, ("--pp", 2)),
+}
+MEMBERS = {
+    "members": (2, ("--tp", 2)),
+    "members with R-ranks": (4, ("--tp", 2, "--layout", "split", "--s-ranks", 2)),
+    "members of stages": (4, ("--tp", 2, "--pp", 2)),
 }
 
 
@@ -69,6 +75,17 @@ def test_every_layout_makes_the_same_rows(name, hpcdecode, tmp_path, job, one):
     assert rows_in(tmp_path / "o.h5") == one
 
 
+@pytest.mark.parametrize("name", MEMBERS)
+def test_members_make_the_same_tokens(name, hpcdecode, tmp_path, job, one):
+    """Sums over members round in another way, so log probabilities differ a little."""
+    (line, lora), (ranks, flags) = job, MEMBERS[name]
+    result = hpcdecode(*line, *lora, *flags, "-o", "o.h5", ranks=ranks)
+    assert result.returncode == 3, result.stderr
+    (found, logprobs), (expected, of_one) = rows_in(tmp_path / "o.h5"), one
+    assert found == expected
+    np.testing.assert_allclose(*(np.frombuffer(x, np.float32) for x in (logprobs, of_one)), atol=1e-4)
+
+
 def test_a_job_goes_on_with_its_adapters_alone(hpcdecode, tmp_path, job, one):
     line, lora = job
     assert hpcdecode(*line, *lora, "-o", "o.h5", "--limit", 9).returncode == 0
@@ -90,7 +107,6 @@ def test_adapters_that_no_row_chooses_are_warned_of(hpcdecode, job):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--tp", 2), "--lora NAME=DIR: expected --tp 1, as S-ranks with adapters have whole weights, got 2"),
         (("--lora", "a="), "--lora/--lora-modules: expected the directory of an adapter, got 'a=' without one"),
         (("--lora", "a b=x"), "--lora NAME=DIR: expected a name of 1 to 200 letters, digits and signs"),
         (("--lora", "all=x"), "--lora/--lora-modules: expected names that differ, got 'all' twice"),
@@ -101,3 +117,25 @@ def test_refused(flags, expected, hpcdecode, job):
     line, lora = job
     result = hpcdecode(*line, *lora, *flags, "-o", "o.h5")
     assert result.returncode == 2 and expected in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_members_of_other_models_have_their_parts_of_updates(name, hpcdecode, checkpoint, tmp_path):
+    """Joined projections, weights that are stored turned with biases, and members that have all heads."""
+    model = checkpoint(name)
+    lora = [
+        text
+        for i, how in enumerate(OTHERS[name])
+        for text in ("--lora", f"{i}={adapter(model, tmp_path / str(i), i, **how)}")
+    ]
+    rows = [{"prompt_token_ids": [9 * i + j + 2 for j in range(6 + i)], "lora": str(i % 2)} for i in range(6)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = []
+    for ranks, more in ((1, ()), (2, ("--tp", 2))):
+        result = hpcdecode(
+            "generate", "p.jsonl", "--model", model, *FLAGS, *lora, *more, "-o", f"{ranks}.h5", ranks=ranks
+        )
+        assert result.returncode == 0, result.stderr
+        with h5py.File(tmp_path / f"{ranks}.h5") as file:
+            found.append(file["rows/token_ids"][:].tolist())
+    assert found[0] == found[1]

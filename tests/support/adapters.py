@@ -15,6 +15,18 @@ FOUR = {  # adapters of a Llama that differ in what they update and how
     "mlp": dict(target_modules=["gate_proj", "down_proj"], r=8, lora_alpha=24),
     "one-layer": dict(target_modules=ALL, r=2, lora_alpha=8, layers_to_transform=[1]),
 }
+OTHERS = {  # arguments of PEFT's configs of two adapters, by architecture
+    "phi3": [
+        dict(target_modules=["qkv_proj", "gate_up_proj"], r=4, rank_pattern={"layers.1.self_attn.qkv_proj": 18}),
+        dict(target_modules=["o_proj", "down_proj", "gate_up_proj"], r=8),
+    ],
+    "gpt2": [
+        dict(target_modules=["c_attn", "c_fc"], r=4, fan_in_fan_out=True),
+        dict(target_modules=["c_fc", "attn.c_proj"], r=6, fan_in_fan_out=True),
+    ],
+    "qwen3_moe": [dict(target_modules=["q_proj", "k_proj"], r=8), dict(target_modules=["v_proj", "o_proj"], r=4)],
+    "gemma3": [dict(target_modules=["gate_proj", "q_proj"], r=8), dict(target_modules=ALL, r=4)],
+}
 
 
 def adapter(model, folder, seed: int = 0, **options) -> Path:

@@ -1,7 +1,8 @@
 """LoRA adapters that stay apart from the weights: each token is updated by the adapter of its own sequence.
 
 A projection y = W x of the trace becomes y + B_a (A_a x) for tokens that have an adapter a. All adapters' A lie in one
-tensor, and all B, with zeros where an adapter has a lower rank or does not update the weight.
+tensor, and all B, with zeros where an adapter has a lower rank or does not update the weight. A member of a group that
+has some outputs of W has those of B; one that has some inputs has those of A, and the sum over members adds up all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, fx
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.lora import LoraUpdate, read_updates
+from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.meta import TOKENS, Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_node
 from hpcdecode.model.frontend.plausible import check_values
@@ -76,7 +78,7 @@ def add_adapters(trace: Trace, folders: Mapping[str, str], sources: Sources) -> 
     """Let adapters update the projections of a trace, in place.
 
     Args:
-        trace: Trace of a whole model.
+        trace: Trace of a whole model, or of a member of a group.
         folders: Directories of the adapters, by name; tokens name them by their places.
         sources: Which tensors of the checkpoint make up each weight of the model.
 
@@ -94,16 +96,18 @@ def add_adapters(trace: Trace, folders: Mapping[str, str], sources: Sources) -> 
                 raise _refused(name, folder, f"weights of the model, got {module!r:.200}, which it does not have")
             if weight in sources.ties or weight in sources.ties.values():
                 raise _refused(name, folder, f"weights of one use each, got {module!r:.200}, which is tied to another")
-            _check(name, folder, module, known[weight], update)
+            _check(name, folder, module, known[weight], update, trace.cuts.get(known[weight]))
             of_weight.setdefault(weight, {})[number] = update
     _insert(trace, {known[weight]: updates for weight, updates in of_weight.items()}, list(folders.items()))
 
 
-def _check(name: str, folder: str, module: str, weight: fx.Node, update: LoraUpdate) -> None:
-    """Raise UserError unless an update fits the weight, and it projects tokens."""
+def _check(name: str, folder: str, module: str, weight: fx.Node, update: LoraUpdate, cut: WeightCut | None) -> None:
+    """Raise UserError unless an update fits the weight, of which there may be a part, and it projects tokens."""
     if _projected(weight) is None:
         raise _refused(name, folder, f"projections of tokens in layers, got {module!r:.200}, which is none")
     shape, expected = update.shape(is_turned(weight)), tensor_meta(weight).one_token
+    if cut is not None:
+        expected = torch.Size(cut.whole_shape(expected))
     if expected != shape:
         raise _refused(name, folder, f"{module!r:.200} of shape {list(expected)}, got an update of {list(shape)}")
 
@@ -141,18 +145,28 @@ def _insert(
         found = _projected(weight)
         assert found is not None, "checked before"
         rank = -(-max(update.a.shape[0] for update in own.values()) // RANK_STEP) * RANK_STEP
-        outputs, inputs = next((update.b.shape[0], update.a.shape[1]) for update in own.values())
+        turned, own_shape = is_turned(weight), tensor_meta(weight).one_token
+        outputs, inputs = reversed(own_shape) if turned else own_shape
+        cuts = _cuts(trace.cuts.get(weight), turned)
         name, dtype = trace.weights[weight], tensor_meta(weight).dtype
         with graph.inserting_before(trace.adapters):
             made = [graph.placeholder(f"lora_{part}_{weight.name}") for part in "ab"]
         shapes = (len(adapters), rank, inputs), (len(adapters), outputs, rank)
-        for node, shape, part in zip(made, shapes, "ab", strict=True):
+        for node, shape, part, cut in zip(made, shapes, "ab", cuts, strict=True):
             node.meta["about"] = Meta.of(dtype, shape)
-            trace.updates[node] = partial(_read, part, own, torch.Size(shape), dtype, adapters, name)
+            trace.updates[node] = partial(_read, part, own, torch.Size(shape), dtype, adapters, name, cut)
         with graph.inserting_after(found.node):
             update = graph.call_function(lora_update, (found.node, found.x, trace.adapters, *made))
         update.meta["about"] = found.node.meta["about"]
         found.node.replace_all_uses_with(update, delete_user_cb=partial(operator.is_not, update))
+
+
+def _cuts(cut: WeightCut | None, turned: bool) -> tuple[WeightCut | None, WeightCut | None]:
+    """Return what a member takes of A [rank, in] and of B [out, rank] beside its part of a weight; None for all."""
+    if cut is None:
+        return None, None
+    of_outputs = cut.dim == (1 if turned else 0)
+    return (None, cut._replace(dim=0)) if of_outputs else (cut._replace(dim=1), None)
 
 
 def _read(
@@ -162,12 +176,14 @@ def _read(
     dtype: torch.dtype,
     adapters: Sequence[tuple[str, str]],
     name: str,
+    cut: WeightCut | None,
 ) -> Tensor:
     """Return A of all adapters of a weight, or B times their scales; `shape` as `lora_update` takes them."""
     made = torch.zeros(shape, dtype=dtype)
     for number, update in updates.items():
         stored = update.a() if part == "a" else update.b()
         check_values(Path(adapters[number][1]), {f"lora_{part.upper()} of {name}": stored})
+        stored = stored if cut is None else cut.of(stored)
         rows, columns = stored.shape
         made[number, :rows, :columns] = stored if part == "a" else stored.float() * update.scale
         if not made[number].isfinite().all():

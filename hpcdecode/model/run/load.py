@@ -147,7 +147,7 @@ def load_split(
         require_quantised(quantised, device, dtype)
     if int8_activations:
         require_int8_activations(device, dtype)
-    if adapters and (problem := adapters_problem(adapters, part.tp)):
+    if adapters and (problem := adapters_problem(adapters)):
         raise UserError(f"--lora NAME=DIR: {problem}")
     config_file(folder)
     layers, scheme = layers_of(stated_config(folder)), read_scheme(folder)
@@ -280,7 +280,7 @@ def bound_weights(
         device: Device to read the weights to.
         scheme: How its weights are quantised, or None.
         lora: Directory of an adapter to merge, or None.
-        adapters: Directories of adapters that update `own`, that of a whole model, by name.
+        adapters: Directories of adapters that update `own`, by name.
 
     Raises:
         UserError: If weights are missing, or quantised in a way that is not known; if the adapter is not the model's.
