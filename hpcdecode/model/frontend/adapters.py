@@ -105,9 +105,8 @@ def _check(name: str, folder: str, module: str, weight: fx.Node, update: LoraUpd
     """Raise UserError unless an update fits the weight, of which there may be a part, and it projects tokens."""
     if _projected(weight) is None:
         raise _refused(name, folder, f"projections of tokens in layers, got {module!r:.200}, which is none")
-    shape, expected = update.shape(is_turned(weight)), tensor_meta(weight).one_token
-    if cut is not None:
-        expected = torch.Size(cut.whole_shape(expected))
+    shape, own = update.shape(is_turned(weight)), tensor_meta(weight).one_token
+    expected = own if cut is None else cut.whole_shape(own)
     if expected != shape:
         raise _refused(name, folder, f"{module!r:.200} of shape {list(expected)}, got an update of {list(shape)}")
 
