@@ -98,6 +98,14 @@ def test_entries_are_said_to_be_kept_once_for_their_tokens(checkpoint):
     assert {"entry", "index k"} < {t["name"] for t in found["slices"][2]["wire"]}
 
 
+def test_blocks_have_no_weights_of_index_heads(checkpoint):
+    found = load_split(checkpoint("minimax_m3"), dtype="float32", weights=False).describe()
+    wire = {t["name"]: t["shape"][1:] for t in found["slices"][1]["wire"]}
+    assert wire["index q"] == [2, 16] and wire["index k"] == [1, 16] and "index weights" not in wire
+    row = sum(t["bytes_per_token"] for t in found["slices"][1]["wire"])
+    assert row == 4 * (2 * 4 * 16 + 2 * 2 * 16 + 3 * 16)
+
+
 def test_what_is_packed_of_a_prompt_ends_where_choosing_begins(checkpoint):
     shapes = load_split(checkpoint("deepseek_v32"), dtype="float32", weights=False).attends
 

@@ -120,7 +120,8 @@ def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
         widths["entry"] = (shape.kv_heads, shape.k_dim)
     if shape.indexer and (heads := shape.indexer.heads):
         dim = shape.indexer.dim
-        widths |= {"index q": (heads, dim), "index weights": (heads, 1), "index k": (1, dim)}
+        weights = {} if shape.indexer.local else {"index weights": (heads, 1)}
+        widths |= {"index q": (heads, dim), **weights, "index k": (1, dim)}
     return [
         {"name": n, "shape": ["T", h, d], "bytes_per_token": h * d * dtype.itemsize} for n, (h, d) in widths.items()
     ]
