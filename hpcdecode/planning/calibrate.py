@@ -28,7 +28,7 @@ from hpcdecode.model import SplitModel
 from hpcdecode.model.frontend.architectures import text_of
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.planning.cost import Cost
-from hpcdecode.planning.fit import Sample, chosen_by_flop, fit, window_shares
+from hpcdecode.planning.fit import Sample, chosen_at_rate, fit, window_shares
 from hpcdecode.planning.group_probe import measure_replicas, split_ratio
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.profile import MemberCosts, Profile
@@ -171,7 +171,7 @@ class Calibration:
         paged = sorted(self._paged.items()) if alone else []
         return msgspec.structs.replace(
             cost,
-            chosen=chosen_by_flop(cost, shapes),
+            chosen=chosen_at_rate(cost, shapes, self._steady.kv_dtype),
             paged_tokens=[batch for batch, _ in paged],
             paged_seconds_at=[max(median(added), 0.0) for _, added in paged],
         )

@@ -17,7 +17,16 @@ from msgspec.structs import replace
 
 from hpcdecode.attention.shapes import MixerShape
 from hpcdecode.planning.cost import Cost
-from hpcdecode.planning.layer_work import attend_flop, by_window, indexed, most_chosen, score_flop
+from hpcdecode.planning.layer_work import (
+    attend_flop,
+    by_window,
+    indexed,
+    kv_bytes,
+    most_chosen,
+    read_bytes,
+    score_flop,
+    without_indexers,
+)
 from hpcdecode.planning.seen_tokens import ChosenTokens, WindowTokens
 from hpcdecode.planning.steady_load import OperationSeconds, SteadyLoad
 from hpcdecode.planning.step_time import step_seconds
@@ -110,14 +119,16 @@ def window_shares(layers: Sequence[MixerShape]) -> dict[int, float]:
     return {size: attend_flop(own) / attend_flop(layers) for size, own in by_window(layers).items()}
 
 
-def chosen_by_flop(cost: Cost, layers: Sequence[MixerShape]) -> ChosenTokens | None:
-    """Return what indexers save and take, by FLOP at the rate of the attention to all tokens that was measured.
+def chosen_at_rate(cost: Cost, layers: Sequence[MixerShape], kv_dtype: str) -> ChosenTokens | None:
+    """Return what indexers save and take, at the rate of the attention to all tokens that was measured.
 
-    What is measured has contexts of at most 1,024 tokens, of which indexers choose all without a score.
+    What is measured has contexts of at most 1,024 tokens, of which indexers choose all without a score. FLOP count in
+    prompts and where attention is over latents, else bytes of K, V and index keys.
 
     Args:
         cost: What was measured.
         layers: Shapes of the model's layers.
+        kv_dtype: Data type that K and V are stored as.
 
     Returns:
         None if no layer has an indexer.
@@ -126,10 +137,15 @@ def chosen_by_flop(cost: Cost, layers: Sequence[MixerShape]) -> ChosenTokens | N
     if not choosing:
         return None
     skipped, scored = (flop / attend_flop(layers) for flop in (attend_flop(choosing), score_flop(choosing)))
+    skipped_cached, scored_cached = skipped, scored
+    if not all(s.latent for s in choosing):
+        keys = kv_bytes(choosing, kv_dtype) - kv_bytes(without_indexers(choosing), kv_dtype)
+        every, own = (read_bytes(without_indexers(some), kv_dtype) for some in (layers, choosing))
+        skipped_cached, scored_cached = own / every, max(keys / every, scored)
     return ChosenTokens(
         most=most_chosen(choosing),
-        skipped_seconds_per_cached_token=skipped * cost.attend_seconds_per_cached_token,
-        score_seconds_per_cached_token=scored * cost.attend_seconds_per_cached_token,
+        skipped_seconds_per_cached_token=skipped_cached * cost.attend_seconds_per_cached_token,
+        score_seconds_per_cached_token=scored_cached * cost.attend_seconds_per_cached_token,
         skipped_seconds_per_pair=skipped * cost.prefill_seconds_per_pair,
         score_seconds_per_pair=scored * cost.prefill_seconds_per_pair,
     )

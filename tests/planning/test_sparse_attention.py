@@ -12,7 +12,7 @@ from hpcdecode.planning import lengths, planner
 from hpcdecode.planning.cluster import by_data_sheets
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.data_sheets import of_devices
-from hpcdecode.planning.fit import chosen_by_flop
+from hpcdecode.planning.fit import chosen_at_rate
 from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LinkSpeed, device
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.seen_tokens import ChosenTokens, WindowTokens
@@ -121,13 +121,24 @@ def test_members_share_heads_and_not_scores():
 
 
 def test_a_profile_takes_scores_at_the_rate_of_attention():
-    chosen = chosen_by_flop(ALL, MIXED)
+    chosen = chosen_at_rate(ALL, MIXED, "bfloat16")
     assert chosen is not None and chosen.most == 2048
     assert chosen.skipped_seconds_per_cached_token == pytest.approx(0.75e-6)
     ratio = 2 * 2 * 64 * 129 / (4 * 2 * 128 * (576 + 512))
     assert chosen.score_seconds_per_cached_token == pytest.approx(ratio * 1e-6)
     assert chosen.score_seconds_per_pair == pytest.approx(ratio * 1e-8)
-    assert chosen_by_flop(ALL, (PLAIN,) * 4) is None
+    assert chosen_at_rate(ALL, (PLAIN,) * 4, "bfloat16") is None
+
+
+def test_a_profile_takes_index_keys_as_bytes_where_k_and_v_are_read():
+    """Of MiniMax-M3: 256 bytes of an index key beside 2,048 of K and V, and 15 blocks of 128 tokens with the last."""
+    plain = LayerShape(4, 128, 128, 64, 128**-0.5)
+    blocks = replace(plain, indexer=IndexerShape(1920, 4, 128, 128, 1))
+    chosen = chosen_at_rate(ALL, (plain, blocks, blocks, blocks), "bfloat16")
+    assert chosen is not None and chosen.most == 2048
+    assert chosen.skipped_seconds_per_cached_token == pytest.approx(0.75e-6)
+    assert chosen.score_seconds_per_cached_token == pytest.approx(3 * 256 / (4 * 2048) * 1e-6)
+    assert chosen.score_seconds_per_pair == pytest.approx(3 * 2 * 4 * 129 / (4 * 2 * 64 * 256) * 1e-8)
 
 
 def test_costs_on_disk_have_it_and_older_ones_do_not():
