@@ -188,11 +188,6 @@ def test_pools_are_left_out_with_their_compressors(tmp_path):
     assert logits_difference(model, whole, (40, 37)) < 1e-4
 
 
-def test_embeddings_of_several_tokens_are_refused():
-    given = tiny("qwen4_exp_text", ple_layer_ids=[1], eos_token_id=2)
-    assert "ple_layer_ids" in reason_to_refuse(given)
-
-
 def test_rows_end_where_indexers_begin_to_leave_out_tokens(tmp_path, caplog):
     """Of pools of tokens: a row of as many as an indexer chooses equals transformers; a longer prompt is refused."""
     pools = config("GlmMoeDsa", index_topk=24)

@@ -102,8 +102,11 @@ def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_
 
 
 def test_tokens_of_hybrids_equal_those_of_transformers(mpiexec, tmp_path):
-    """The delta rule, Mamba-2 beside attention, Mamba without attention, and short convolutions; behind a prefix."""
-    names = ("qwen3_next", "falcon_h1", "mamba", "lfm2")
+    """The delta rule, Mamba-2 beside attention, Mamba without attention, and short convolutions; behind a prefix.
+
+    And embeddings of several tokens together.
+    """
+    names = ("qwen3_next", "falcon_h1", "mamba", "lfm2", "qwen4_exp_text")
     cases = [make_case(name, tmp_path, rows=6, new_tokens=10, common=130) for name in names]
     runs = (
         "1:7:2",
@@ -120,8 +123,11 @@ def test_tokens_of_hybrids_equal_those_of_transformers(mpiexec, tmp_path):
 
 
 def test_tokens_of_members_with_states_equal_those_of_transformers(mpiexec, tmp_path):
-    """The delta rule, and Mamba-2 with a norm over all heads: states with members' R-ranks, and with their heads."""
-    names = ("qwen3_next", "granitemoehybrid")
+    """The delta rule, and Mamba-2 with a norm over all heads: states with members' R-ranks, and with their heads.
+
+    And those of embeddings of several tokens, which all members have.
+    """
+    names = ("qwen3_next", "granitemoehybrid", "qwen4_exp_text")
     cases = [make_case(name, tmp_path, rows=6, new_tokens=10, common=130) for name in names]
     runs = ("2:1:2:tp2", "4:7:2:tp2-request:2", "4:7:1:tp2-head", "4:7:2:tp2pp2")
     found = differing(mpiexec, cases, "float32", "transformers", runs)

@@ -23,6 +23,12 @@ GATED_DELTA = dict(
     linear_value_head_dim=24,
     linear_conv_kernel_dim=4,
 )
+QSA = dict(  # indexers that choose all of the tokens of any sequence here
+    indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=1024, indexer_compress_ratio=16
+)
+NGRAMS = dict(
+    heads_per_ngram=2, ngram_vocab_size_base=97, make_ngram_vocab_size_divisible_by=8, seed=5, split_ngram_parts=2
+)
 MAMBA2 = dict(
     mamba_n_heads=8,
     mamba_d_head=16,
@@ -44,6 +50,12 @@ HYBRIDS: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3_next": _make("Qwen3Next", **SHAPE, **GATED_DELTA, **SHARED, head_dim=32),
     "qwen3_5": _make("Qwen3_5Text", **SHAPE, **GATED_DELTA, head_dim=32),
     "qwen3_5_moe": _make("Qwen3_5MoeText", **SHAPE, **GATED_DELTA, **SHARED, head_dim=32),
+    "qwen4_exp_text": _make(  # with embeddings of several tokens in two layers
+        "Qwen4ExpText",
+        **{**SHAPE, "eos_token_id": [7, 1]},
+        **{**GATED_DELTA, "layer_types": ["linear_attention", "indexed_attention", "linear_attention"]},
+        **{**SHARED, "head_dim": 16, "hc_count": 2, "hc_lowrank": 8, **QSA, **NGRAMS, "ple_layer_ids": [1, 3]},
+    ),
     "olmo_hybrid": _make("OlmoHybrid", **SHAPE, **{**GATED_DELTA, "linear_num_key_heads": 4}),
     "kimi_linear": _make(
         "KimiLinear",

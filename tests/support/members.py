@@ -31,7 +31,9 @@ def random_weights(trace: Trace, seed: int = 0) -> dict[str, Tensor]:
     for node, name in trace.weights.items():
         shape = tensor_meta(node).one_token
         noise = torch.randn(shape, generator=generator)
-        if len(shape) < 2:
+        if tensor_meta(node).dtype == torch.int64:  # factors and divisors of hashes, and where their tables begin
+            made[name] = 20 + 9 * torch.arange(*shape) * (not name.endswith("offsets"))
+        elif len(shape) < 2:
             made[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else 0.3 * noise
         else:
             made[name] = noise * shape[-1] ** -0.5

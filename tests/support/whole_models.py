@@ -33,14 +33,24 @@ def of_text(whole: PreTrainedModel) -> PreTrainedModel:
     return whole
 
 
-def logits_difference(model: SplitModel, whole: PreTrainedModel, lengths: tuple[int, int] = LENGTHS) -> float:
+def random_ids(lengths: tuple[int, int] = LENGTHS) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(2, 440, (n,), generator=generator).tolist() for n in lengths]
+
+
+def logits_difference(
+    model: SplitModel,
+    whole: PreTrainedModel,
+    lengths: tuple[int, int] = LENGTHS,
+    prompts: list[list[int]] | None = None,
+) -> float:
     """Largest difference of logits for two sequences, in three batches that share chunks of both.
 
     A difference of logits that are larger than usual counts in their standard deviations.
     """
     whole = of_text(whole)
-    (a, b), generator = lengths, torch.Generator().manual_seed(1)
-    ids = [torch.randint(2, 440, (n,), generator=generator).tolist() for n in (a, b)]
+    ids = random_ids(lengths) if prompts is None else prompts
+    a, b = map(len, ids)
     with torch.no_grad():
         want = [whole(input_ids=torch.tensor([row]), use_cache=False).logits[0] for row in ids]
     attention, worst, first = Attention(model), 0.0, a // 3

@@ -16,6 +16,7 @@ from hpcdecode.model.frontend.compressors import COMPRESSED
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.model.frontend.indexers import INDEXED, all_chosen, leaves_out_newest
 from hpcdecode.model.frontend.llama4 import CHUNKED
+from hpcdecode.model.frontend.ngrams import ngrams_problem
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.stated import check_values
 
@@ -149,7 +150,8 @@ def read_config(path: str | Path) -> PreTrainedConfig:
                 config = read(file.parent, local_files_only=True, model_type=meant)
             text = text_of(config)
     except Exception as e:
-        raise UserError(f"{file} cannot be used: {first_line(e)}") from e
+        wrapped = first_line(e).endswith(":") and e.__cause__ is not None  # by checks of a config's class
+        raise UserError(f"{file} cannot be used: {first_line((e.__cause__ if wrapped else None) or e)}") from e
     for own in (config, text):
         for name in QUANTISATION_KEYS:
             if hasattr(own, name):
@@ -174,8 +176,8 @@ def reason_to_refuse(config: PreTrainedConfig) -> str | None:
         if kind not in ATTENTION_KINDS | OTHER_KINDS:
             known = ", ".join(sorted(ATTENTION_KINDS | OTHER_KINDS))
             return f"layer {layer} is {kind!r}; expected one of {known}"
-    if getattr(text_of(config), "ple_layer_ids", None):
-        return "its layers add embeddings of the last tokens together (ple_layer_ids), which are not kept for rows"
+    if (problem := ngrams_problem(text_of(config))) is not None:
+        return problem
     if leaves_out_newest(text_of(config)):
         return "its indexers choose full pools of tokens alone; expected index_kpool_always_select_tail to be true"
     return None

@@ -31,6 +31,7 @@ IDS = (11, 7, 29, 13)
 LAST_POSITION = 1 << 16  # if the model does not say how long a sequence may be
 ALONE = 1  # place of the token that is run alone, too; not the one in the middle, which may be left where it is
 TOLERANCE = 1e-6  # relative to the largest value of a tensor; rounding makes 1e-12, what mixes tokens more than 1e-3
+DIVISOR = 97  # of integers
 LARGE = 1 << 18  # elements; a larger weight is one row in memory
 MATMULS: frozenset[Target] = frozenset({aten.mm.default, aten.bmm.default, aten.matmul.default})
 
@@ -145,11 +146,15 @@ def widened(value: Any) -> Any:
 
 
 def example_weight(node: fx.Node) -> Tensor:
-    """Return small values in the shape of a weight; a large one is an expanded row."""
+    """Return small values in the shape of a weight; a large one is an expanded row.
+
+    Integers are places, which are 0, or divisors.
+    """
     about = tensor_meta(node)
     shape = about.one_token
     if not about.dtype.is_floating_point:
-        return torch.zeros(shape, dtype=about.dtype)
+        divides = any(user.target is aten.remainder.Tensor and user.args[1] is node for user in node.users)
+        return torch.full(shape, DIVISOR if divides else 0, dtype=about.dtype)
     if len(shape) < 2:
         return 1 + wave(about.numel_per_token).reshape(shape) / 8
     size = shape[-1] if about.numel_per_token > LARGE else about.numel_per_token

@@ -10,6 +10,7 @@ from hpcdecode.model.frontend.compressors import COMPRESSORS
 from hpcdecode.model.frontend.expert_loops import EXPERT_LOOPS
 from hpcdecode.model.frontend.indexers import tracing_indexers
 from hpcdecode.model.frontend.llama4 import tracing_llama4
+from hpcdecode.model.frontend.ngrams import tracing_ngrams
 from hpcdecode.model.frontend.replaced_names import replaced_methods
 from hpcdecode.model.frontend.scans import recurrences
 
@@ -21,5 +22,6 @@ if TYPE_CHECKING:
 def rewritten(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Let `model`, of transformers, be one that can be traced inside the block; dtype: of its activations."""
     forwards = replaced_methods(model.modules(), {**EXPERT_LOOPS, **COMPRESSORS})
-    with tracing_indexers(model), tracing_llama4(model), forwards, recurrences(model, dtype):
+    ngrams = tracing_ngrams(model, dtype)
+    with tracing_indexers(model), tracing_llama4(model), forwards, ngrams, recurrences(model, dtype):
         yield

@@ -19,6 +19,9 @@ MOST = {
     **dict.fromkeys((*LAYER_KEYS, "depth"), MOST_LAYERS),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "sliding_window"), (1 << 31) - 1),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 1 << 14),
+    **dict.fromkeys(("ngram_size", "ple_conv_kernel_size", "heads_per_ngram"), 1 << 10),  # of embeddings of tokens
+    **dict.fromkeys(("ple_embed_dim", "split_ngram_parts", "make_ngram_vocab_size_divisible_by"), 1 << 18),
+    "ngram_vocab_size_base": (1 << 31) - 1,
 }
 MAY_BE_ZERO = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"})
 MAY_BE_ZERO |= {"moe_intermediate_size", "sliding_window"}
