@@ -40,6 +40,8 @@ def receive_tensors(
 
 
 def bytes_of(x: Tensor) -> NDArray[np.uint8]:
-    """Return the memory of a contiguous tensor on the host."""
-    flat: NDArray[np.uint8] = x.view(-1).view(torch.uint8).numpy() if x.numel() else np.empty(0, np.uint8)
+    """Return the memory of a contiguous tensor on the host. One of a single element may state any strides."""
+    if not x.numel():
+        return np.empty(0, np.uint8)
+    flat: NDArray[np.uint8] = x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()
     return flat
