@@ -32,9 +32,9 @@ def stage_shares(size: ModelSize, pp: int) -> tuple[float, ...]:
 
 
 def member_bytes(size: ModelSize, shape: GroupShape) -> float:
-    """Return the bytes of weights that a member holds, the largest one of a group."""
+    """Return the bytes of weights that a member holds, the largest one of a group, with all of the tables."""
     *others, last = (share * size.layer_weights for share in stage_shares(size, shape.pp))
-    return ELEMENT_BYTES * max(*others, last + size.head_weights, 0) / shape.tp
+    return ELEMENT_BYTES * (max(*others, last + size.head_weights, 0) / shape.tp + size.table_weights)
 
 
 def member_unit(size: ModelSize, shape: GroupShape, kv_dtype: str, windowed: bool = False) -> KvUnit:

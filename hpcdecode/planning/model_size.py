@@ -35,6 +35,8 @@ class ModelSize(msgspec.Struct, frozen=True):
         experts: E, routed experts of a layer; 0 for none.
         experts_per_token: k, of these that a token goes to.
         on_gpus: The shapes as R-ranks on GPUs hold them, without indexers; empty if they are the same.
+        table_weights: Weights of tables for several tokens together, of which a token takes some rows; not in N. Every
+            member holds all of them.
     """
 
     layer_weights: int
@@ -46,6 +48,7 @@ class ModelSize(msgspec.Struct, frozen=True):
     experts: int = 0
     experts_per_token: int = 0
     on_gpus: tuple[MixerShape, ...] = ()
+    table_weights: int = 0
 
     @classmethod
     def alike(
@@ -99,16 +102,18 @@ class ModelSize(msgspec.Struct, frozen=True):
     def _measured(cls, directory: str, whole: PretrainedConfig) -> ModelSize:
         """Return the size of the model of a config.json, built without weights and traced."""
         from hpcdecode.model.frontend.architectures import decoder_of, text_of
+        from hpcdecode.model.frontend.ngrams import TABLE
 
         config, model = text_of(whole), _without_weights(directory, whole)
         output, embedding = _embedding_weights(model)
         named = {name: p for name, p in decoder_of(model).named_parameters() if p is not output}
         parameters = sum(p.numel() for p in [*named.values(), output])
         own_head = 0 if output is embedding else output.numel()
+        tables = sum(p.numel() for name, p in named.items() if TABLE in name)
         experts = {name: p for name, p in named.items() if ".experts." in name}
         layers = _traced_layers(directory)
         return cls(
-            layer_weights=parameters - embedding.numel() - own_head,
+            layer_weights=parameters - embedding.numel() - own_head - tables,
             head_weights=output.numel(),
             shapes=layers.on_cpus,
             max_positions=layers.max_positions,
@@ -117,6 +122,7 @@ class ModelSize(msgspec.Struct, frozen=True):
             experts=max((len(p) for p in experts.values()), default=0),
             experts_per_token=_experts_per_token(config),
             on_gpus=layers.on_gpus,
+            table_weights=tables,
         )
 
     @property
@@ -150,8 +156,8 @@ class ModelSize(msgspec.Struct, frozen=True):
 
     @property
     def weight_bytes(self) -> float:
-        """Return e * (N + weights of the logits)."""
-        return ELEMENT_BYTES * (self.layer_weights + self.head_weights)
+        """Return e * (N + weights of the logits and of tables)."""
+        return ELEMENT_BYTES * (self.layer_weights + self.head_weights + self.table_weights)
 
     @property
     def o_columns(self) -> float:

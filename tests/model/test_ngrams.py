@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import transformers
@@ -10,7 +12,9 @@ from hpcdecode import LLM, SamplingParams
 from hpcdecode.attention.shapes import RecurrentShape
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend.checkpoint import open_checkpoint
 from hpcdecode.model.frontend.config import reason_to_refuse
+from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.hybrids import NGRAMS
 from tests.support.models import save
 from tests.support.tiny import tiny
@@ -50,24 +54,24 @@ def two_layers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_layers")
     whole = save_whole(config(ple_layer_ids=[1, 3], eos_token_id=[EOS, 9]), folder)
     assert all(layer.ple.conv1d.weight.all() for layer in whole.model.layers if layer.ple)  # not zero, as by default
-    return load_split(folder, dtype="float32"), whole
+    return folder, load_split(folder, dtype="float32"), whole
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 def test_logits_are_those_of_transformers(places, two_layers):
-    model, whole = two_layers
+    _, model, whole = two_layers
     assert logits_difference(model, whole, prompts=prompts(places)) < 1e-4
 
 
 def test_rows_of_one_token_and_of_eos_alone(two_layers):
-    model, whole = two_layers
+    _, model, whole = two_layers
     for rows in ([[17, EOS, 4], [EOS]], [[EOS] * 6, [40, EOS]], [[5, 6, 4], [7, 8]]):
         assert logits_difference(model, whole, prompts=rows) < 1e-4
 
 
 def test_earlier_ids_are_one_state_of_the_model(two_layers):
     """And each layer has a convolution, whose taps lie ngram_size tokens apart."""
-    own, *layers = convolutions(two_layers[0])
+    own, *layers = convolutions(two_layers[1])
     assert (own.taps, own.heads, own.silu) == (3, 2 * 2, False)  # two bytes of two tokens
     assert [(s.taps, s.heads, s.silu) for s in layers] == [(10, 4 * 64, True)] * 2
 
@@ -91,8 +95,14 @@ def test_other_sizes(model_type, values, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_earlier_ids_are_exact_in_halves(dtype, tmp_path):
-    """Codes of ids have up to 17 bits. Of a hash of other ids the logits would be those of other tokens."""
-    whole = save_whole(config(vocab_size=70000, eos_token_id=66000), tmp_path)
+    """Codes of ids have up to 17 bits. Of a hash of other ids the logits would be those of other tokens.
+
+    To hand the bytes of earlier ids on past the layers before would take less than hashes of two layers do. But they
+    lie where the rows of later layers will.
+    """
+    layers = ["linear_attention", "indexed_attention"] * 2 + ["linear_attention"]
+    sizes = {"num_hidden_layers": 5, "layer_types": layers, "ple_layer_ids": [3, 5]}
+    whole = save_whole(config(vocab_size=70000, eos_token_id=66000, **sizes), tmp_path)
     rows = [[69999, 65536, 66000, 255, 256, 4464, 1, 69998, 66001, 65535], [66000, 131, 69999, 40000]]
     half, full = (load_split(tmp_path, dtype=d) for d in (dtype, "float32"))
     assert logits_difference(full, whole, prompts=rows) < 1e-4
@@ -111,6 +121,16 @@ def test_decoding_goes_on_as_transformers_does(options, tmp_path):
         ids = torch.tensor([row])
         made = whole.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
         assert output.outputs[0].token_ids == made[0, len(row) :].tolist()
+
+
+def test_tables_count_as_they_are_held(two_layers):
+    """Projections in eight bits, and tables, in as many shards as the checkpoint has, in bfloat16."""
+    folder, _, _ = two_layers
+    tensors = open_checkpoint(folder)
+    sizes = {key: math.prod(tensor.shape) for key, tensor in tensors.items()}
+    tables = sum(size for key, size in sizes.items() if ".ngram_embedding.shard_" in key)
+    assert sum(".ngram_embedding." in key for key in sizes) == 2 * NGRAMS["split_ngram_parts"] and tables > 0
+    assert weight_bytes(folder, torch.bfloat16, "int8") == sum(sizes.values()) + tables
 
 
 def test_what_cannot_be_run_is_refused(tmp_path):

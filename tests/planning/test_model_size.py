@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -18,13 +19,16 @@ from hpcdecode.exchange.base import Share
 from hpcdecode.exchange.device import PlainMemory
 from hpcdecode.exchange.memory import RankMemory
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend.checkpoint import open_checkpoint
+from hpcdecode.planning.group_shape import member_bytes
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.layer_work import attend_flop, of_member, state_bytes_moved, state_flop
 from hpcdecode.planning.model_size import ModelSize
+from hpcdecode.ranks.wishes import GroupShape
 from hpcdecode.schedule.plan import Plan
 
-HYBRIDS = ("qwen3_next", "kimi_linear", "falcon_h1", "nemotron_h", "lfm2")
+HYBRIDS = ("qwen3_next", "kimi_linear", "falcon_h1", "nemotron_h", "lfm2", "qwen4_exp_text")
 LATENTS = ("deepseek_v3", "minicpm3")
 STATES = ("mamba2", "mamba")
 PLAIN = ("llama3", "gpt_oss")
@@ -63,6 +67,17 @@ def test_the_wire_has_the_bytes_of_messages(sized, name):
         (message,) = memory.messages(share.pieces_of(shape), shape)
         sent += sum(len(buffer[0]) for buffer in (message.qkv, message.answer))
     assert size.wire_bytes_per_token == sent / rows > 0
+
+
+def test_tables_of_several_tokens_are_held_whole_and_not_multiplied(checkpoint):
+    directory = checkpoint("qwen4_exp_text")
+    size, tensors = ModelSize.from_directory(str(directory)), open_checkpoint(directory)
+    numbers = {key: math.prod(tensor.shape) for key, tensor in tensors.items() if tensor.dtype != "I64"}
+    assert size.table_weights == sum(n for key, n in numbers.items() if ".ngram_embedding." in key) > 0
+    others = size.layer_weights + size.head_weights
+    assert others + size.table_weights == sum(n for key, n in numbers.items() if "embed_tokens" not in key)
+    member = member_bytes(size, GroupShape(2, 1))
+    assert member == others + 2 * size.table_weights  # bytes: half of the others in bfloat16
 
 
 @pytest.mark.parametrize("name", HYBRIDS + STATES + PLAIN)

@@ -13,8 +13,10 @@ import networkx as nx
 from torch import fx
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.meta import meta, size_of
-from hpcdecode.model.frontend.mixers import rows_of
+from hpcdecode.model.frontend.mixers import MIXERS, rows_of
+from hpcdecode.model.frontend.nodes import as_node
 from hpcdecode.model.frontend.trace import Trace
 
 Dependence = Literal["symbol", "static", "position", "token"]
@@ -141,11 +143,21 @@ def source_side(
 
 
 def cost(node: fx.Node, trace: Trace) -> int:
-    """Return the bytes per token that cross a cut at `node`; UNCUTTABLE for token ids and for tuples of tensors."""
+    """Return the bytes per token that cross a cut at `node`.
+
+    They are UNCUTTABLE for token ids, for tuples of tensors, and for what mixers give, whose memory is used again.
+    """
     about = meta(node)
-    if node is trace.ids or about is None:
+    if node is trace.ids or about is None or viewed(node).target in MIXERS:
         return UNCUTTABLE
     return 0 if node is trace.logits_indices else about.bytes_per_token
+
+
+def viewed(node: fx.Node) -> fx.Node:
+    """Return the tensor of which `node` is a view, or `node`."""
+    while node.target in VIEWS:
+        node = as_node(node.args[0])
+    return node
 
 
 def reachable(flow: nx.DiGraph) -> set[object]:

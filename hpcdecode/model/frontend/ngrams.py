@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 BYTE = 8  # bits
+TABLE = ".ngram_embedding."  # in keys of a checkpoint: rows that are looked up
 MOST_TAPS = 64  # of a convolution: kMaxTaps of native/kv/types.h
 _DECODER, _HASHES, _LAYER = "Qwen4ExpTextModel", "Qwen4ExpTextNGramEmbedding", "Qwen4ExpTextPLELayer"
 

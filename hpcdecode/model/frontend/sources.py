@@ -54,6 +54,13 @@ class Conversion:
         columns = [self._keys[p] for p in self._converter.source_patterns if p in self._keys]
         return [list(keys) for keys in zip(*columns, strict=True)]
 
+    def joined(self) -> list[str] | None:
+        """Return the tensors that lie one below the other in the weight; None if it does more than that."""
+        steps = [(type(op).__name__, getattr(op, "dim", None)) for op in self._converter.operations]
+        if steps != [("Concatenate", 0)]:
+            return None
+        return [key for p in self._converter.source_patterns for key in self._keys.get(p, [])]
+
     def merged(self) -> list[list[str]]:
         """Return the tensors that it stacks, one of each expert, by pattern."""
         merges = any(type(op).__name__ == "MergeModulelist" for op in self._converter.operations)
@@ -85,18 +92,21 @@ class Sources(msgspec.Struct, array_like=True):
         keys: Key of the tensor that a weight is, by weight.
         stacks: Keys of the [out_j, in] tensors of each expert that make up a weight, by weight.
         ties: Weight that a weight shares its tensor with, by weight.
+        joined: Keys of the tensors that lie one below the other in a weight, by weight.
         conversions: Conversions that make the other weights. Sources that have any are never stored.
     """
 
     keys: dict[str, str] = {}
     stacks: dict[str, list[list[str]]] = {}
     ties: dict[str, str] = {}
+    joined: dict[str, list[str]] = {}
     conversions: list[Conversion] = []
 
     def uses(self) -> Iterator[tuple[str, str]]:
         """Yield every tensor of the checkpoint that is used, with the weight that it is or is a part of."""
         yield from ((key, name) for name, key in self.keys.items())
         yield from ((key, name) for name, experts in self.stacks.items() for keys in experts for key in keys)
+        yield from ((key, name) for name, keys in self.joined.items() for key in keys)
         yield from ((key, conversion.names[0]) for conversion in self.conversions for key in conversion.takes())
 
 
@@ -135,6 +145,8 @@ def find_sources(
         experts = require_experts(model, source, conversion) if conversion.merged() else None
         if source in stackable and (pieces := conversion.pieces()):
             found.stacks[source] = pieces[:experts]
+        elif (parts := conversion.joined()) is not None:
+            found.joined[source] = parts
         elif conversion not in found.conversions:
             found.conversions.append(conversion)
     return found

@@ -68,6 +68,8 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         for source, (_, shape) in self._like.items():
             if key := sources.keys.get(source):
                 self._check_shape(source, tensors[key].shape, shape)
+            elif keys := sources.joined.get(source):
+                self._check_shape(source, joined_shape([tensors[key].shape for key in keys]), shape)
 
     def __iter__(self) -> Iterator[WeightKey]:
         return iter(self._wanted)
@@ -199,9 +201,18 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
     def _read(self, source: str) -> Tensor:
         if key := self._sources.keys.get(source):
             return self._tensors[key]()
+        if keys := self._sources.joined.get(source):
+            return self._joined(source, [self._tensors[key] for key in keys])
         if source not in self._made:
             self._made.update(self._converted(self._conversions[source]))
         return self._made.pop(source)
+
+    def _joined(self, source: str, tensors: Sequence[CheckpointTensor]) -> Tensor:
+        """Return tensors one below the other, in the dtype of the weight `source`. They are copied once."""
+        whole = torch.empty(joined_shape([tensor.shape for tensor in tensors]), dtype=self._like[source][0])
+        for part, tensor in zip(whole.split([tensor.shape[0] for tensor in tensors]), tensors, strict=True):
+            part.copy_(tensor())
+        return whole
 
     def _converted(self, conversion: Conversion) -> dict[str, Tensor]:
         """Return the weights of `conversion` that are wanted."""
@@ -209,7 +220,8 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
 
     def _check_names(self) -> None:
         """Raise UserError if the checkpoint lacks weights."""
-        known = self._sources.keys.keys() | self._sources.stacks.keys() | self._conversions.keys()
+        found = self._sources
+        known = found.keys.keys() | found.stacks.keys() | found.joined.keys() | self._conversions.keys()
         missing = sorted(name_of(key) for key in self._wanted if self._source(key) not in known)
         if missing:
             raise UserError(
@@ -251,6 +263,12 @@ def whole_shape(key: WeightKey, about: Meta) -> tuple[int | str, ...]:
     """Return the shape of the whole weight, given the Meta of a part."""
     cut = cut_of(key)
     return about.shape if cut is None else cut.whole_shape(about.shape)
+
+
+def joined_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the shape of tensors of `shapes` one below the other; [] if they do not fit."""
+    columns = {tuple(shape[1:]) for shape in shapes}
+    return (sum(shape[0] for shape in shapes), *columns.pop()) if len(columns) == 1 else ()
 
 
 def cut_pieces(pieces: Sequence[Tensor], cut: WeightCut) -> tuple[Tensor, ...]:

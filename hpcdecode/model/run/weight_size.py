@@ -11,6 +11,7 @@ import torch
 from hpcdecode.model.frontend.checkpoint import holds_weights
 from hpcdecode.model.frontend.config import stated_config
 from hpcdecode.model.frontend.gguf.folder import model_folder
+from hpcdecode.model.frontend.ngrams import TABLE
 from hpcdecode.model.frontend.quantization.stated import read_scheme
 from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS
 from hpcdecode.model.run.load import open_plain
@@ -27,7 +28,7 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None,
         folder: Model directory.
         dtype: Dtype of the weights that are not quantised.
         quantised: What projections are quantised to, as `load_split` takes it. All matrices, of experts too, but those
-            with as many rows as the vocabulary count as projections.
+            with as many rows as the vocabulary, and tables of several tokens, count as projections.
         device: Of the slices.
 
     Raises:
@@ -39,8 +40,8 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None,
     tensors = open_plain(folder, None, read_scheme(folder), dtype)
     vocabulary = _vocabulary(stated_config(folder))
     bits = 0.0
-    for tensor in tensors.values():
-        name = quantised
+    for key, tensor in tensors.items():
+        name = None if TABLE in key else quantised
         if name == AUTO:
             name = tensor.few_bits().either
         takes = name in ALL_FORMS and takes_form(name, dtype, torch.device(device))
