@@ -114,7 +114,7 @@ def test_decoding_goes_on_as_transformers_does(options, tmp_path):
     """With states of delta rules in bfloat16 the tokens are those of the same states: windows stay exact."""
     save(config(), tmp_path)
     whole = read_whole(transformers.Qwen4ExpForCausalLM, tmp_path)
-    rows = [row[:n] for row, n in zip(prompts(PLACES["neighbours"]), (60, 11), strict=True)]
+    rows = [row[:n] for row, n in zip(prompts(PLACES["neighbours"]), (60, 11), strict=True)] + [[17], [EOS]]
     llm = LLM(tmp_path, dtype="float32", kv_memory="16M", **options)
     outputs = llm.generate(rows, SamplingParams(max_tokens=12, ignore_eos=True), use_tqdm=False)
     for row, output in zip(rows, outputs, strict=True):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from hpcdecode.model import load_split
+from hpcdecode.model.frontend.checkpoint import open_checkpoint
 from hpcdecode.model.frontend.quantization.plain import DequantisedTensor
 from hpcdecode.model.run import lm_head
 from hpcdecode.system.shared_memory import SharedMemory
@@ -34,6 +37,24 @@ def test_sharing_models_have_the_logits_of_one_alone(checkpoint, monkeypatch, na
         if model.head is not None:
             assert torch.equal(model.head.head.norms, alone.head.head.norms)
             assert torch.equal(model.head.head.rounded, alone.head.head.rounded)
+
+
+def test_tables_of_several_tokens_are_made_by_one_of_those_that_share_them(checkpoint):
+    """From the shards of the checkpoint, for each of two layers."""
+    path = checkpoint("qwen4_exp_text")
+    alone = load_split(path, dtype="float32")
+    with SharedMemory.offered() as address:
+        memories = [SharedMemory.open(address, place, 2) for place in range(2)]
+        sharing = [load_split(path, dtype="float32", memory=memory) for memory in memories]
+        shared = sum(memory.made for memory in memories)
+        assert [memory.made for memory in memories] == memories[0].shares == memories[1].shares
+        for memory in memories:
+            memory.close()
+    tables = [t for key, t in open_checkpoint(path).items() if ".ngram_embedding." in key]
+    assert shared > 4 * sum(math.prod(table.shape) for table in tables)
+    expected = step(alone, Attention(alone), TOKENS, [8])
+    for model in sharing:
+        assert torch.equal(step(model, Attention(model), TOKENS, [8]), expected)
 
 
 def test_weights_that_stay_in_the_mapped_files_are_counted_once(checkpoint):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -16,6 +16,7 @@ from hpcdecode.model.frontend.gguf.experts import ExpertTensor
 from hpcdecode.model.frontend.gguf.joined import JoinedTensor
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor
 from hpcdecode.model.frontend.held import NOT_HELD, Held
+from hpcdecode.model.frontend.joined import joined, joined_shape
 from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
@@ -30,6 +31,7 @@ from hpcdecode.model.frontend.sources import Conversion, Sources
 from hpcdecode.model.frontend.stack import Pieces, Stack
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
+from hpcdecode.system.shared_memory import PrivateMemory, WeightMemory
 
 TensorsOf = Callable[[int], Sequence[CheckpointTensor]]  # of an expert the tensors that make up its weight along `out`
 
@@ -45,6 +47,8 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         sources: Tensors that make up each weight.
         wanted: Shape and dtype of the weights and parts.
         device: Device for the weights.
+        tables: Weights of which nothing is read until all ranks have loaded, see `readers.tables_of`.
+        memory: Where those of them are put that are several tensors of the checkpoint.
 
     Raises:
         UserError: If weights are missing; when a weight is read, if its shape or its values cannot be right.
@@ -57,8 +61,11 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         sources: Sources,
         wanted: Mapping[WeightKey, Meta],
         device: torch.device,
+        tables: Collection[str] = (),
+        memory: WeightMemory | None = None,
     ):
         self._path, self._tensors, self._sources, self._device = path, tensors, sources, device
+        self._tables, self._memory = tables, memory or PrivateMemory()
         self._wanted = wanted
         self._like = {self._source(key): (about.dtype, whole_shape(key, about)) for key, about in wanted.items()}
         self._conversions = {name: c for c in sources.conversions for name in c.names}
@@ -202,17 +209,12 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         if key := self._sources.keys.get(source):
             return self._tensors[key]()
         if keys := self._sources.joined.get(source):
-            return self._joined(source, [self._tensors[key] for key in keys])
+            shares = source in self._tables and source not in self._sources.ties.values()
+            memory = self._memory if shares else PrivateMemory()
+            return joined([self._tensors[key] for key in keys], self._like[source][0], memory)
         if source not in self._made:
             self._made.update(self._converted(self._conversions[source]))
         return self._made.pop(source)
-
-    def _joined(self, source: str, tensors: Sequence[CheckpointTensor]) -> Tensor:
-        """Return tensors one below the other, in the dtype of the weight `source`. They are copied once."""
-        whole = torch.empty(joined_shape([tensor.shape for tensor in tensors]), dtype=self._like[source][0])
-        for part, tensor in zip(whole.split([tensor.shape[0] for tensor in tensors]), tensors, strict=True):
-            part.copy_(tensor())
-        return whole
 
     def _converted(self, conversion: Conversion) -> dict[str, Tensor]:
         """Return the weights of `conversion` that are wanted."""
@@ -263,12 +265,6 @@ def whole_shape(key: WeightKey, about: Meta) -> tuple[int | str, ...]:
     """Return the shape of the whole weight, given the Meta of a part."""
     cut = cut_of(key)
     return about.shape if cut is None else cut.whole_shape(about.shape)
-
-
-def joined_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the shape of tensors of `shapes` one below the other; [] if they do not fit."""
-    columns = {tuple(shape[1:]) for shape in shapes}
-    return (sum(shape[0] for shape in shapes), *columns.pop()) if len(columns) == 1 else ()
 
 
 def cut_pieces(pieces: Sequence[Tensor], cut: WeightCut) -> tuple[Tensor, ...]:

@@ -28,6 +28,7 @@ from hpcdecode.model.frontend.quantization.plain import plain_tensors
 from hpcdecode.model.frontend.quantization.scheme import Scheme
 from hpcdecode.model.frontend.quantization.stated import read_scheme
 from hpcdecode.model.frontend.quantization.unread import refuse_unread
+from hpcdecode.model.frontend.readers import stackable, tables_of
 from hpcdecode.model.frontend.shard import member_trace
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.stated import layers_of
@@ -70,16 +71,6 @@ class ModelPart(NamedTuple):
 
 
 WHOLE = ModelPart()
-
-
-def stackable(trace: Trace) -> set[str]:
-    """Return the names of experts' weights that only `expert_linear` reads, so that they need not be one tensor."""
-    linear = torch.ops.hpcdecode.expert_linear.default
-    return {
-        name
-        for node, name in trace.weights.items()
-        if node.users and all(u.target is linear and u.args[2] is node and u.args[4] is False for u in node.users)
-    }
 
 
 def parse_dtype(dtype: str | torch.dtype, path: str | Path) -> torch.dtype:
@@ -131,7 +122,7 @@ def load_split(
         announce: Log that a trace is being made, if that takes long, and what of the model cannot be used.
         lora: Directory of a PEFT adapter that is merged into the weights, or None.
         adapters: Directories of PEFT adapters that update the tokens that name them, by name.
-        memory: Where to put packed weights.
+        memory: Where to put packed weights, and tables that are several tensors of the checkpoint.
         part: What to load of it.
         latents: Let attention run over latents where K and V are projections of smaller ones (see `absorb`).
         indexers: Let indexers choose the tokens that longer sequences attend to; else such sequences are not run.
@@ -166,7 +157,7 @@ def load_split(
         absorb(own)  # after the deal: heads are dealt out as they are in the model
     own = join_indexers(own)
     tensors = tensors or (open_plain(folder, layers, scheme, exact) if weights else {})
-    bound = bound_weights(folder, tensors, traced, own, device, scheme, lora, adapters) if weights else None
+    bound = bound_weights(folder, tensors, traced, own, device, scheme, lora, adapters, memory) if weights else None
     parts = split(own, device)
     if announce:
         _tell_context(own.facts, could)
@@ -269,6 +260,7 @@ def bound_weights(
     scheme: Scheme | None,
     lora: str | None = None,
     adapters: Mapping[str, str] | None = None,
+    memory: WeightMemory = PRIVATE,
 ) -> Weights:
     """Return the weights, and parts of weights, that the nodes of a trace use; let adapters update its projections.
 
@@ -281,6 +273,7 @@ def bound_weights(
         scheme: How its weights are quantised, or None.
         lora: Directory of an adapter to merge, or None.
         adapters: Directories of adapters that update `own`, by name.
+        memory: Where tables are put that are made at load.
 
     Raises:
         UserError: If weights are missing, or quantised in a way that is not known; if the adapter is not the model's.
@@ -294,4 +287,4 @@ def bound_weights(
         tensors = merged(tensors, sources, turned, Path(lora))
     if adapters:
         add_adapters(own, adapters, sources)
-    return Weights(folder, tensors, sources, keys, device)
+    return Weights(folder, tensors, sources, keys, device, tables_of(own), memory)
