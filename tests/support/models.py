@@ -48,6 +48,16 @@ def _make(kind: str, **values) -> Callable[[], PreTrainedConfig]:
     return lambda: getattr(transformers, f"{kind}Config")(**values)
 
 
+def _changed(make: Callable[[], PreTrainedConfig], **values) -> Callable[[], PreTrainedConfig]:
+    def changed() -> PreTrainedConfig:
+        config = make()
+        for name, value in values.items():
+            setattr(config, name, value)
+        return config
+
+    return changed
+
+
 LLAMA3_ROPE = dict(
     rope_type="llama3",
     rope_theta=10000.0,
@@ -126,10 +136,6 @@ BLOCKS = dict(  # of 16 tokens, of which each of two KV heads chooses 2 beside t
     **{"index_block_size": 16, "index_topk_blocks": 3, "index_n_heads": 2, "index_head_dim": 16},
     layer_types=["full_attention", *2 * ["minimax_m3_sparse"], "full_attention"],
 )
-PLAIN_POOLS = dict(  # of 8 tokens, of which 5 are chosen for both KV heads
-    **{"indexer_n_heads": 16, "indexer_budget": 40, "indexer_compress_ratio": 8, "num_hidden_layers": 4},
-    layer_types=["linear_attention", *2 * ["indexed_attention"], "linear_attention"],
-)
 INDEXED = {
     "deepseek_v32": _make("DeepseekV32", **LATENT, **INDEXER, n_group=2, topk_group=1),
     "glm_moe_dsa": _make(
@@ -143,7 +149,9 @@ INDEXED = {
     "deepseek_v4": lambda: tiny("deepseek_v4"),  # whose indexers choose compressed entries
     "glm5_next": lambda: tiny("glm5_next", **POOLS),
     "minimax_m3": _make("MiniMaxM3VLText", **BLOCKS),
-    "qwen4": lambda: tiny("qwen4_exp_text", **PLAIN_POOLS),
+    "qwen4": _changed(  # of 5 pools of 8 tokens, for both KV heads; with embeddings of several tokens
+        HYBRIDS["qwen4_exp_text"], indexer_n_heads=16, indexer_budget=40, indexer_compress_ratio=8
+    ),
 }
 
 

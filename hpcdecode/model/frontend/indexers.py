@@ -128,8 +128,10 @@ def all_chosen(config: Any) -> int | None:
         return int(config.index_topk_blocks * config.index_block_size)
     if TOKENS not in kinds:
         return None
-    if hasattr(config, "indexer_budget"):
-        return int(config.indexer_budget)
+    if (budget := getattr(config, "indexer_budget", None)) is not None:
+        return int(budget)
+    if not hasattr(config, "index_topk"):
+        return None
     pool = getattr(config, "index_kpool", 1)
     return int(config.index_topk // pool * pool)
 
