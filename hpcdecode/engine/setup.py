@@ -26,7 +26,7 @@ from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.run.load import CHOOSING_NEEDS, ModelPart, parse_dtype
 from hpcdecode.model.run.split_model import AUTO
 from hpcdecode.ranks.layout import Group
-from hpcdecode.ranks.node_memory import node_memory
+from hpcdecode.ranks.node_memory import node_memory, table_memory
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
 from hpcdecode.system.shared_memory import WeightMemory
@@ -166,7 +166,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
     """
     settle_functions()
 
-    def own(memory: WeightMemory) -> Loaded | None:
+    def own(memory: WeightMemory, tables: WeightMemory) -> Loaded | None:
         if not team.me.has_s:
             return None
         device = team.me.device
@@ -191,6 +191,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             lora=options.lora,
             adapters=options.adapters,
             memory=memory,
+            tables=tables,
             part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank, options.ep),
             indexers=runs_indexers(options, team),
             int8_activations=options.activations == "int8",
@@ -202,8 +203,9 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         return Loaded(loaded, tokenizer)
 
     _trace_once(options, team, loaded=model is not None)
-    with node_memory(team, loads=team.me.has_s and model is None) as memory:
-        loaded = together(team, lambda: own(memory))
+    loads = team.me.has_s and model is None
+    with node_memory(team, loads=loads) as memory, table_memory(team, loads=loads) as tables:
+        loaded = together(team, lambda: own(memory, tables))
     parts = team.gather_all([_part_of(loaded.model)] if loaded else [], list[MemberPart])
     first = [part for place in team.groups[0].members for part in parts[place]]
     setup = _describe(options, loaded, first) if team.lead and loaded else None

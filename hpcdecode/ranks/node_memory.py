@@ -1,5 +1,7 @@
 """One copy of packed weights for all S-ranks of a NUMA node that have the same, which they make together.
 
+And one copy of tables for those of a host.
+
 Where the system has no huge pages for shared memory, GEMMs are some 3 % slower from it, and small weights are not
 shared.
 """
@@ -20,7 +22,7 @@ COPIES_SHARE = 0.1  # of a host's memory, that copies of the weights may take wh
 
 @contextmanager
 def node_memory(team: Team, *, loads: bool) -> Iterator[WeightMemory]:
-    """Yield where this rank puts its packed weights: shared with the S-ranks of its NUMA nodes if there are others.
+    """Yield where this rank puts its packed weights: shared with the S-ranks of its NUMA node that have the same.
 
     What has been put there is whole once the block has ended. Collective over the team.
 
@@ -33,11 +35,29 @@ def node_memory(team: Team, *, loads: bool) -> Iterator[WeightMemory]:
     """
     me = team.me
     shares = loads and me.device == "cpu" and (shares_huge_pages() or _are_large(team))
-    nodes = team.gather_all(f"{me.host} {me.numa} {me.member % me.parts}" if shares else "", str)
-    if max(Counter(filter(None, nodes)).values(), default=0) < 2:
+    with _memory(team, f"{me.host} {me.numa} {me.member % me.parts}" if shares else "") as memory:
+        yield memory
+
+
+@contextmanager
+def table_memory(team: Team, *, loads: bool) -> Iterator[WeightMemory]:
+    """Yield where this rank puts tables: shared with the S-ranks of its host that have the same stage, as node_memory.
+
+    Members have all of them, and a token takes some rows: other NUMA nodes may read them, too.
+    """
+    me = team.me
+    with _memory(team, f"{me.host} {me.pp_rank}" if loads and me.device == "cpu" else "") as memory:
+        yield memory
+
+
+@contextmanager
+def _memory(team: Team, key: str) -> Iterator[WeightMemory]:
+    """Yield memory that ranks of one key share, or of this rank alone if it has none or nobody else has it."""
+    keys = team.gather_all(key, str)
+    if max(Counter(filter(None, keys)).values(), default=0) < 2:
         yield PrivateMemory()
         return
-    mates = [place for place, node in enumerate(nodes) if node and node == nodes[team.place]]
+    mates = [place for place, other in enumerate(keys) if key and other == key]
     memory = _shared(team, mates)
     try:
         yield memory or PrivateMemory()

@@ -11,6 +11,7 @@ from hpcdecode.model import load_split
 from hpcdecode.model.frontend.checkpoint import open_checkpoint
 from hpcdecode.model.frontend.quantization.plain import DequantisedTensor
 from hpcdecode.model.run import lm_head
+from hpcdecode.model.run.load import ModelPart
 from hpcdecode.system.shared_memory import SharedMemory
 from tests.support.models import Attention, step
 from tests.support.quantised import pair
@@ -45,13 +46,13 @@ def test_tables_of_several_tokens_are_made_by_one_of_those_that_share_them(check
     alone = load_split(path, dtype="float32")
     with SharedMemory.offered() as address:
         memories = [SharedMemory.open(address, place, 2) for place in range(2)]
-        sharing = [load_split(path, dtype="float32", memory=memory) for memory in memories]
+        sharing = [load_split(path, dtype="float32", tables=memory) for memory in memories]
         shared = sum(memory.made for memory in memories)
         assert [memory.made for memory in memories] == memories[0].shares == memories[1].shares
         for memory in memories:
             memory.close()
     tables = [t for key, t in open_checkpoint(path).items() if ".ngram_embedding." in key]
-    assert shared > 4 * sum(math.prod(table.shape) for table in tables)
+    assert shared == 4 * sum(math.prod(table.shape) for table in tables)
     expected = step(alone, Attention(alone), TOKENS, [8])
     for model in sharing:
         assert torch.equal(step(model, Attention(model), TOKENS, [8]), expected)
@@ -83,3 +84,16 @@ def test_each_weight_is_dequantised_by_one_of_those_that_share_it(checkpoint, tm
             memory.close()
     assert len(read) == len(set(read)) == 3 * 7
     assert sharing[0].mapped_bytes == 4 * (512 * 64 + 7 * 64)
+
+
+def test_members_share_tables(checkpoint):
+    """Of which each has all, beside its part of the other weights."""
+    path = checkpoint("qwen4_exp_text")
+    with SharedMemory.offered() as address:
+        memories = [SharedMemory.open(address, place, 2) for place in range(2)]
+        for place, memory in enumerate(memories):
+            load_split(path, dtype="float32", part=ModelPart(2, place), tables=memory)
+        made = [memory.made for memory in memories]
+        assert made == memories[0].shares == memories[1].shares and min(made) > 0
+        for memory in memories:
+            memory.close()

@@ -6,7 +6,7 @@ import pytest
 
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.ranks import node_memory as node_memory_module
-from hpcdecode.ranks.node_memory import node_memory
+from hpcdecode.ranks.node_memory import node_memory, table_memory
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.system.shared_memory import PrivateMemory, SharedMemory
 
@@ -42,6 +42,16 @@ def test_small_weights_are_not_shared_where_that_takes_small_pages(monkeypatch):
     for huge, kind in ((True, SharedMemory), (False, PrivateMemory)):
         monkeypatch.setattr(node_memory_module, "shares_huge_pages", lambda huge=huge: huge)
         assert isinstance(put(Pair(loads=huge, made=30, memory=10_000), 50, 30), kind)
+
+
+def test_members_of_a_host_share_tables():
+    """A rank of its own part of the weights, on another NUMA node."""
+    pair = Pair(loads=True, made=30)
+    pair._others = iter(["a 0", [], True, 30])
+    with table_memory(pair, loads=True) as memory:
+        for nbytes in (50, 30):
+            memory.filled(nbytes, lambda made: made.fill_(1))
+    assert isinstance(memory, SharedMemory)
 
 
 def test_a_rank_beside_which_none_loads_has_memory_of_its_own():

@@ -103,6 +103,7 @@ def load_split(
     lora: str | None = None,
     adapters: Mapping[str, str] | None = None,
     memory: WeightMemory = PRIVATE,
+    tables: WeightMemory = PRIVATE,
     part: ModelPart = WHOLE,
     latents: bool = True,
     indexers: bool = True,
@@ -122,7 +123,8 @@ def load_split(
         announce: Log that a trace is being made, if that takes long, and what of the model cannot be used.
         lora: Directory of a PEFT adapter that is merged into the weights, or None.
         adapters: Directories of PEFT adapters that update the tokens that name them, by name.
-        memory: Where to put packed weights, and tables that are several tensors of the checkpoint.
+        memory: Where to put packed weights.
+        tables: Where to put tables that are several tensors of the checkpoint.
         part: What to load of it.
         latents: Let attention run over latents where K and V are projections of smaller ones (see `absorb`).
         indexers: Let indexers choose the tokens that longer sequences attend to; else such sequences are not run.
@@ -157,7 +159,7 @@ def load_split(
         absorb(own)  # after the deal: heads are dealt out as they are in the model
     own = join_indexers(own)
     tensors = tensors or (open_plain(folder, layers, scheme, exact) if weights else {})
-    bound = bound_weights(folder, tensors, traced, own, device, scheme, lora, adapters, memory) if weights else None
+    bound = bound_weights(folder, tensors, traced, own, device, scheme, lora, adapters, tables) if weights else None
     parts = split(own, device)
     if announce:
         _tell_context(own.facts, could)
@@ -260,7 +262,7 @@ def bound_weights(
     scheme: Scheme | None,
     lora: str | None = None,
     adapters: Mapping[str, str] | None = None,
-    memory: WeightMemory = PRIVATE,
+    tables: WeightMemory = PRIVATE,
 ) -> Weights:
     """Return the weights, and parts of weights, that the nodes of a trace use; let adapters update its projections.
 
@@ -273,7 +275,7 @@ def bound_weights(
         scheme: How its weights are quantised, or None.
         lora: Directory of an adapter to merge, or None.
         adapters: Directories of adapters that update `own`, by name.
-        memory: Where tables are put that are made at load.
+        tables: Where tables are put that are made at load.
 
     Raises:
         UserError: If weights are missing, or quantised in a way that is not known; if the adapter is not the model's.
@@ -287,4 +289,4 @@ def bound_weights(
         tensors = merged(tensors, sources, turned, Path(lora))
     if adapters:
         add_adapters(own, adapters, sources)
-    return Weights(folder, tensors, sources, keys, device, tables_of(own), memory)
+    return Weights(folder, tensors, sources, keys, device, tables_of(own), tables)
