@@ -23,8 +23,8 @@ tries them all and writes this page; `python -m tests.survey TYPE ...` tries som
 - **works**: float32 logits of two sequences of 130 and 37 tokens, in three batches that share
   chunks of both, are within 1e-4 of transformers'. The number is the largest difference, in
   standard deviations of the logits where that is more than 1. Here indexers of sparse attention
-  choose all tokens, those of `deepseek_v4` 8 compressed entries; those of `deepseek_v32`,
-  `glm_moe_dsa` and `glm5_next` may leave out some, too, in other models no longer sequences run.
+  choose all tokens, those of `deepseek_v4` 8 compressed entries. Choices that leave out some are
+  compared in `tests/model/test_indexers.py`.
 - **refused**: a message names the reason before a weight is read.
 - **not tried**: no small model that transformers itself runs on text was made of the type's config.
 - **encoder-decoder**: not a decoder alone; refused.
