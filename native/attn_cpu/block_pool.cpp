@@ -20,6 +20,10 @@ std::vector<LayerLayout> even_out(std::vector<LayerLayout> layers) {
     return layers;
 }
 
+// Returns whether index keys have a strip of their own, in which they lie side by side as they are read: blocks of
+// frames, and those that layers share, have them behind K and V.
+bool has_index_strip(const LayerLayout& l) { return l.stride == l.kv_bytes && l.block_bytes > l.kv_bytes; }
+
 std::vector<int64_t> bounds_of(const NumaNodes& nodes, int64_t blocks, int range_blocks) {
     return range_blocks == 0 ? nodes.cut(blocks) : PlacedPages::bounds(blocks, range_blocks);
 }
@@ -29,25 +33,30 @@ std::vector<int64_t> bounds_of(const NumaNodes& nodes, int64_t blocks, int range
 BlockPool::Layout BlockPool::lay_out_pool(const std::vector<LayerShape>& shapes, KvType type, int block_tokens,
                                           bool framed, bool windowed) {
     if (framed && windowed) throw std::invalid_argument("windowed: expected a KV cache without frames");
-    Layout out{lay_out(shapes, type, block_tokens), {Window{}}, {}};
+    Layout out{lay_out(shapes, type, block_tokens), {Window{}}, {}, false};
     if (windowed) {
         LayerGroups groups = group_layers(out.layers);
         if (groups.dropping()) {
             const auto stride = static_cast<size_t>(groups.block_bytes);
             for (size_t i = 0; i < out.layers.size(); ++i) {
                 out.layers[i].group = groups.group[i];
-                out.layers[i].offset = static_cast<size_t>(groups.offsets[i]);
-                out.layers[i].stride = stride;
+                LayerLayout& l = out.layers[i];
+                l.offset = static_cast<size_t>(groups.offsets[i]);
+                l.index_offset = l.offset + l.kv_bytes;
+                l.stride = l.index_stride = stride;
             }
             out.groups = std::move(groups.windows);
             out.strips = {{0, stride}};
+            out.together = true;
             return out;
         }
     }
     if (framed) out.layers = even_out(std::move(out.layers));
     for (LayerLayout& l : out.layers) {
-        l.stride = l.block_bytes;
-        out.strips.push_back({0, l.block_bytes});
+        l.stride = framed ? l.block_bytes : l.kv_bytes;
+        l.index_stride = l.block_bytes - l.kv_bytes;
+        out.strips.push_back({0, l.stride});
+        if (has_index_strip(l)) out.strips.push_back({0, l.index_stride});
     }
     return out;
 }
@@ -66,6 +75,7 @@ BlockPool::BlockPool(Layout layout, KvType type, int64_t capacity_tokens, int ma
       type_(type),
       layers_(std::move(layout.layers)),
       strips_(std::move(layout.strips)),
+      together_(layout.together),
       placed_(frames, BlockTable::nodes()),
       arena_(place()),
       used_pages_(arena_.size() / kHugePage + 1) {
@@ -88,8 +98,12 @@ size_t BlockPool::place() {
         s.offset = end;
         end += (s.block_bytes * block_count() + 4095) / 4096 * 4096;
     }
-    if (strips_.size() == layers_.size())  // else one has all
-        for (size_t i = 0; i < layers_.size(); ++i) layers_[i].offset = strips_[i].offset;
+    if (together_) return end;
+    const Strip* strip = strips_.data();
+    for (LayerLayout& l : layers_) {
+        l.offset = strip++->offset;
+        if (has_index_strip(l)) l.index_offset = strip++->offset;
+    }
     return end;
 }
 
@@ -147,7 +161,7 @@ void BlockPool::copy_block(int32_t from, int32_t to) {
 
 HeadView BlockPool::index_view(int layer, int slot) const {
     const LayerLayout& l = layers_[layer];
-    return {arena_.data() + l.offset + l.index_at, blocks(slot, l.group).data(), l.stride, &l.index};
+    return {arena_.data() + l.index_offset, blocks(slot, l.group).data(), l.index_stride, &l.index};
 }
 
 std::vector<int32_t> BlockPool::some_blocks(int slot, int64_t first, size_t size) const {

@@ -69,6 +69,7 @@ class BlockPool : public BlockTable {
         std::vector<LayerLayout> layers;
         std::vector<Window> groups;
         std::vector<Strip> strips;
+        bool together;  // one strip has the blocks of all layers
     };
     static Layout lay_out_pool(const std::vector<LayerShape>& layers, KvType type, int block_tokens, bool framed,
                                bool windowed);
@@ -85,6 +86,7 @@ class BlockPool : public BlockTable {
     KvType type_;
     std::vector<LayerLayout> layers_;
     std::vector<Strip> strips_;
+    bool together_;
     PlacedPages placed_;
     Arena arena_;
     std::vector<bool> used_pages_;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -32,20 +33,23 @@ void list_pools(const LayerLayout& l, int64_t length, int32_t* chosen) {
     for (int64_t p = l.choosable(length) * pool; p < length; p += step) *chosen++ = static_cast<int32_t>(p);
 }
 
-// Puts the largest of the scores of each block in the place of its number.
-void score_blocks(float* scores, int64_t blocks, int64_t tokens) {
+// Returns the largest of the scores of a block's tokens.
+float most_of(const float* scores, int64_t tokens) {
     constexpr int kLanes = 8;  // that a compiler takes together
-    for (int64_t i = 0; i < blocks; ++i) {
-        const float* own = scores + i * tokens;
-        float most[kLanes];
-        std::fill_n(most, kLanes, own[0]);
-        int64_t j = 0;
-        for (; j + kLanes <= tokens; j += kLanes)
-            for (int lane = 0; lane < kLanes; ++lane)
-                most[lane] = most[lane] < own[j + lane] ? own[j + lane] : most[lane];
-        for (; j < tokens; ++j) most[0] = std::max(most[0], own[j]);
-        scores[i] = *std::max_element(most, most + kLanes);
-    }
+    float most[kLanes];
+    std::fill_n(most, kLanes, scores[0]);
+    int64_t i = 0;
+    for (; i + kLanes <= tokens; i += kLanes)
+        for (int lane = 0; lane < kLanes; ++lane)
+            most[lane] = most[lane] < scores[i + lane] ? scores[i + lane] : most[lane];
+    for (; i < tokens; ++i) most[0] = std::max(most[0], scores[i]);
+    return *std::max_element(most, most + kLanes);
+}
+
+// Returns how many index keys are scored at once: whole chunks, and whole blocks.
+int64_t span_of(const LayerShape& shape) {
+    const int64_t least = shape.has_blocks() ? std::lcm(shape.index_pool, int64_t{kChunk}) : kChunk;
+    return std::max(kSpan / least, int64_t{1}) * least;
 }
 
 // Returns a number that is larger for a larger x.
@@ -94,21 +98,33 @@ size_t index_scratch_bytes(const LayerLayout& layer) {
            padded(layer.index.run_bytes);
 }
 
-// Writes the scores of positions [begin, end) for one query, of one list after the other where there are several.
-void KvCache::score(const Call& call, const Query& query, int64_t begin, int64_t end, float* scores, int thread) const {
+// Writes the scores of index keys [begin, end) for one query, or those of their blocks, of one list after the other
+// where there are several. scores: Of all that the query chooses from.
+void KvCache::score(const Call& call, const Query& query, int64_t begin, int64_t end, float* scores, int thread) {
     const LayerShape& shape = call.layout->shape;
     IndexArgs a{};
     a.keys = pool_.index_view(call.layer, query.slot);
     a.q = at(*call.in, query.token, shape.index_q_column());
-    if (!shape.has_blocks()) a.weights = at(*call.in, query.token, shape.index_weight_column());
     a.type = call.in->type;
     a.heads = shape.index_heads;
     a.begin = begin;
     a.end = end;
-    a.scores = scores;
-    a.scores_of_head = in_chunks(call.layout->scored(query.length));
     a.scratch = scratch_[thread].get();
-    table_.score[static_cast<int>(index_type(pool_.type()))](a);
+    const auto kernel = table_.score[static_cast<int>(index_type(pool_.type()))];
+    if (!shape.has_blocks()) {
+        a.weights = at(*call.in, query.token, shape.index_weight_column());
+        a.scores = scores + begin;
+        return kernel(a);
+    }
+    std::vector<float>& own = of_tokens_[thread];
+    a.scores_of_head = in_chunks(end - begin);
+    own.resize(a.scores_of_head * a.heads);
+    a.scores = own.data();
+    kernel(a);
+    const int64_t tokens = shape.index_pool, of_list = in_chunks(call.layout->choosable(query.length));
+    for (int list = 0; list < a.heads; ++list)
+        for (int64_t i = 0; i < (end - begin) / tokens; ++i)
+            scores[list * of_list + begin / tokens + i] = most_of(&own[list * a.scores_of_head + i * tokens], tokens);
 }
 
 // Makes room for what the layer's indexer chooses for new tokens, or for the entries that they see; without either,
@@ -133,13 +149,11 @@ void KvCache::begin_choices(const LayerLayout& layer, const int32_t* slots, cons
     }
 }
 
-// Chooses by the scores of all that a query sees, which may be overwritten, for one of its lists.
-void KvCache::choose_for(const Call& call, const Query& q, int list, float* scores, int thread) {
+// Chooses by the scores of all that a query chooses from, for one of its lists.
+void KvCache::choose_for(const Call& call, const Query& q, int list, const float* scores, int thread) {
     const LayerLayout& l = *call.layout;
-    const int64_t from = l.choosable(q.length);
     int32_t* chosen = choices_[q.slot].list(q.place, list);
-    if (l.shape.has_blocks()) score_blocks(scores, from, l.shape.index_pool);
-    choose(scores, from, l.most_chosen(), chosen, rooms_[thread]);
+    choose(scores, l.choosable(q.length), l.most_chosen(), chosen, rooms_[thread]);
     if (l.entries == 0 && l.shape.index_pool > 1) list_pools(l, q.length, chosen);
 }
 
@@ -147,11 +161,13 @@ void KvCache::choose_for(const Call& call, const Query& q, int list, float* scor
 void KvCache::choose_here(const Call& call, const std::vector<Query>& queries, int thread, std::vector<float>& scores) {
     const LayerLayout& l = *call.layout;
     for (const Query& q : queries) {
-        const int64_t seen = l.scored(q.length), lists = l.shape.choices();
         if (l.shape.has_indexer() && l.chooses(q.length)) {
-            scores.resize(lists * in_chunks(seen));
-            score(call, q, 0, seen, scores.data(), thread);
-            for (int i = 0; i < lists; ++i) choose_for(call, q, i, scores.data() + i * in_chunks(seen), thread);
+            const int64_t of_list = in_chunks(l.choosable(q.length)), seen = l.scored(q.length);
+            const int64_t span = span_of(l.shape);
+            scores.resize(l.shape.choices() * of_list);
+            for (int64_t begin = 0; begin < seen; begin += span)
+                score(call, q, begin, std::min(begin + span, seen), scores.data(), thread);
+            for (int i = 0; i < l.shape.choices(); ++i) choose_for(call, q, i, scores.data() + i * of_list, thread);
         }
         if (l.entries > 0) list_rows(l, q);
     }
@@ -176,23 +192,25 @@ void KvCache::choose_together(const Call& call, const std::vector<Query>& querie
         scores > kInlineScores ? workers_->run(work, &job) : work(&job, 0);
     };
     const LayerLayout& l = *call.layout;
-    const int lists = l.shape.choices();
+    const int64_t lists = l.shape.choices(), span = span_of(l.shape);
     for (size_t i = 0; i < queries.size();) {
-        int64_t count = 0;
+        int64_t count = 0, products = 0;
         job.spans.clear();
         job.wholes.clear();
-        for (; i < queries.size() && (count == 0 || count + lists * l.scored(queries[i].length) <= kMostScores); ++i) {
+        for (; i < queries.size() && (count == 0 || count + lists * l.choosable(queries[i].length) <= kMostScores);
+             ++i) {
             const Query& q = queries[i];
             const int64_t seen = l.scored(q.length);
             if (!l.chooses(q.length)) continue;
-            for (int64_t begin = 0; begin < seen; begin += kSpan)
-                job.spans.push_back({&q, count, begin, std::min(begin + kSpan, seen)});
-            for (int list = 0; list < lists; ++list, count += in_chunks(seen))
+            products += lists * seen;
+            for (int64_t begin = 0; begin < seen; begin += span)
+                job.spans.push_back({&q, count, begin, std::min(begin + span, seen)});
+            for (int list = 0; list < lists; ++list, count += in_chunks(l.choosable(q.length)))
                 job.wholes.push_back({&q, count, 0, seen, list});
         }
         if (count == 0) continue;
         if (static_cast<int64_t>(scores_.size()) < count) scores_.resize(count);
-        run(count, [](void* context, int thread) {
+        run(products, [](void* context, int thread) {
             Job& j = *static_cast<Job*>(context);
             for (size_t k; (k = j.next.fetch_add(1)) < j.spans.size();) {
                 const Item& s = j.spans[k];

@@ -117,7 +117,7 @@ struct IndexArgs {
     ActType type;         // of q and weights
     int heads;
     int64_t begin, end;      // begin is a multiple of kChunk
-    float* scores;           // of position 0; written up to the end of the last chunk
+    float* scores;           // of position `begin`; written up to the end of the last chunk
     int64_t scores_of_head;  // between the scores of heads
     uint8_t* scratch;        // 64-byte aligned, see index_scratch_bytes in choice.cpp
 };

@@ -31,6 +31,7 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
       queues_(nodes_.count()),
       pool_(layers, o.kv_type, o.capacity_tokens, o.max_sequences, o.block_tokens, nodes_, o.frames, o.windowed),
       choices_(o.max_sequences),
+      of_tokens_(o.threads),
       rooms_(o.threads),
       scratch_(o.threads),
       scratch_size_(o.threads, 0),

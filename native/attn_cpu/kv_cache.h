@@ -100,10 +100,10 @@ class KvCache {
     void merge(const Call& call, const SequencePlan& s, int head, int heads, int thread);
     void reserve_items(const LayerLayout& layer);
     void choose_all(const Call& call, const int32_t* slots, const int32_t* counts, int n);
-    void score(const Call& call, const Query& query, int64_t begin, int64_t end, float* scores, int thread) const;
+    void score(const Call& call, const Query& query, int64_t begin, int64_t end, float* scores, int thread);
     void write_entries(const Call& call, const SequencePlan& s);
     void write_index_keys(const Call& call, const SequencePlan& s, int64_t each);
-    void choose_for(const Call& call, const Query& query, int list, float* scores, int thread);
+    void choose_for(const Call& call, const Query& query, int list, const float* scores, int thread);
     void list_rows(const LayerLayout& layer, const Query& query);
     void begin_choices(const LayerLayout& layer, const int32_t* slots, const int32_t* counts, int n);
     void choose_here(const Call& call, const std::vector<Query>& queries, int thread, std::vector<float>& scores);
@@ -122,10 +122,11 @@ class KvCache {
     BlockPool pool_;
     std::mutex mutex_;
     AttendPlan plan_;
-    std::vector<Choice> choices_;               // by slot
-    std::vector<float> scores_;                 // of indexers
-    std::vector<std::vector<uint32_t>> rooms_;  // one per thread, for `choose`
-    std::vector<Buffer> scratch_;               // one per thread
+    std::vector<Choice> choices_;                // by slot
+    std::vector<float> scores_;                  // of indexers
+    std::vector<std::vector<float>> of_tokens_;  // one per thread: scores, of which blocks have the largest
+    std::vector<std::vector<uint32_t>> rooms_;   // one per thread, for `choose`
+    std::vector<Buffer> scratch_;                // one per thread
     std::vector<size_t> scratch_size_;
     Buffer partials_;
     size_t partials_size_ = 0;

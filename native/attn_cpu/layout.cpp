@@ -93,7 +93,7 @@ std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType t
         l.block_tokens = block_tokens;
         l.entries = s.has_entries() ? std::max<int>(block_tokens / s.compress_rate, 1) : 0;
         l.head = head_layout(s, type, block_tokens + l.entries);
-        l.block_bytes = round_up(l.head.head_bytes * s.kv_heads, 64);
+        l.block_bytes = l.kv_bytes = round_up(l.head.head_bytes * s.kv_heads, 64);
         l.token_head_bytes = static_cast<double>(l.head.head_bytes) / l.head.block_tokens;
         if (s.has_indexer()) {
             const LayerShape keys{1, s.index_dim, 1, s.index_heads, 1.0f, {}, 0.0f, false, true};
@@ -101,7 +101,6 @@ std::vector<LayerLayout> lay_out(const std::vector<LayerShape>& layers, KvType t
                                   s.has_entries() ? l.entries
                                   : s.has_pools() ? static_cast<int>(block_tokens / s.index_pool)
                                                   : block_tokens);
-            l.index_at = l.block_bytes;
             l.block_bytes += round_up(l.index.head_bytes, 64);
         }
         out.push_back(l);

@@ -12,15 +12,17 @@ namespace hpcdecode {
 struct LayerLayout {
     LayerShape shape;
     HeadLayout head;
-    size_t block_bytes;       // all KV heads of one block
+    size_t kv_bytes;          // all KV heads of one block
+    size_t block_bytes;       // with its index keys
     size_t offset;            // of block 0 in the arena
     size_t stride;            // from block to block
     int group;                // of layers with blocks of their own
     double token_head_bytes;  // stored bytes of one token and KV head
     HeadLayout index;         // of the indexer's keys, as keys of one head; nothing without an indexer
-    size_t index_at;          // of them in a block
-    int block_tokens;         // a row for each lies in a block; behind them
-    int entries;              // rows for compressed entries
+    size_t index_offset;      // of those of block 0 in the arena
+    size_t index_stride;
+    int block_tokens;  // a row for each lies in a block; behind them
+    int entries;       // rows for compressed entries
 
     // Returns the number of a row in a sequence's blocks.
     int64_t row_of_token(int64_t position) const {

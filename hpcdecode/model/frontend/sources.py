@@ -92,15 +92,15 @@ class Sources(msgspec.Struct, array_like=True):
         keys: Key of the tensor that a weight is, by weight.
         stacks: Keys of the [out_j, in] tensors of each expert that make up a weight, by weight.
         ties: Weight that a weight shares its tensor with, by weight.
-        joined: Keys of the tensors that lie one below the other in a weight, by weight.
         conversions: Conversions that make the other weights. Sources that have any are never stored.
+        joined: Keys of the tensors that lie one below the other in a weight, by weight.
     """
 
     keys: dict[str, str] = {}
     stacks: dict[str, list[list[str]]] = {}
     ties: dict[str, str] = {}
-    joined: dict[str, list[str]] = {}
     conversions: list[Conversion] = []
+    joined: dict[str, list[str]] = {}
 
     def uses(self) -> Iterator[tuple[str, str]]:
         """Yield every tensor of the checkpoint that is used, with the weight that it is or is a part of."""

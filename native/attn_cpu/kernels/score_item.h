@@ -43,7 +43,7 @@ struct ScoreItem {
         for (int r = 0; r < MR; ++r) {
             const float* s = w.s + r * kChunk;
             if (a.weights == nullptr) {
-                float* own = a.scores + (row + r) * a.scores_of_head + base;
+                float* own = a.scores + (row + r) * a.scores_of_head + (base - a.begin);
                 for (int i = 0; i < kChunkVecs; ++i) vstore(own + i * W, vload(s + i * W));
                 continue;
             }
@@ -107,7 +107,8 @@ struct ScoreItem {
             for (F& x : total) x = vzero();
             all_heads(a, w, tiles_of<Store>(l, now, 0), Ahead(now.run[0], l.run_bytes, next.run, next.count), base,
                       total);
-            for (int i = 0; a.weights != nullptr && i < kChunkVecs; ++i) vstore(a.scores + base + i * W, total[i]);
+            for (int i = 0; a.weights != nullptr && i < kChunkVecs; ++i)
+                vstore(a.scores + (base - a.begin) + i * W, total[i]);
         }
     }
 };
