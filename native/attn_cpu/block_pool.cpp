@@ -39,8 +39,8 @@ BlockPool::Layout BlockPool::lay_out_pool(const std::vector<LayerShape>& shapes,
         if (groups.dropping()) {
             const auto stride = static_cast<size_t>(groups.block_bytes);
             for (size_t i = 0; i < out.layers.size(); ++i) {
-                out.layers[i].group = groups.group[i];
                 LayerLayout& l = out.layers[i];
+                l.group = groups.group[i];
                 l.offset = static_cast<size_t>(groups.offsets[i]);
                 l.index_offset = l.offset + l.kv_bytes;
                 l.stride = l.index_stride = stride;

@@ -154,7 +154,7 @@ void KvCache::choose_for(const Call& call, const Query& q, int list, const float
     const LayerLayout& l = *call.layout;
     int32_t* chosen = choices_[q.slot].list(q.place, list);
     choose(scores, l.choosable(q.length), l.most_chosen(), chosen, rooms_[thread]);
-    if (l.entries == 0 && l.shape.index_pool > 1) list_pools(l, q.length, chosen);
+    if (l.shape.has_pools() || l.shape.has_blocks()) list_pools(l, q.length, chosen);
 }
 
 // Chooses for every query on the calling thread. scores: Is overwritten.

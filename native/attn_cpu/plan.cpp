@@ -25,13 +25,13 @@ int64_t head_bytes(const LayerLayout& layer, const SequencePlan& s) {
 }  // namespace
 
 void AttendPlan::cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_per_head, int threads) const {
-    const int heads = layer.shape.kv_heads;
+    const int heads = layer.shape.kv_heads, together = s.chosen_of_head > 0 ? 1 : heads;
     s.row_blocks = static_cast<int>(ceil_div(s.count * layer.shape.group(), kMaxRowBlock));
     s.write_first = s.row_blocks > 1 && !s.written;
     s.segments = 1;
     s.segment_pieces = s.pieces;
     const int64_t rows = std::min<int64_t>(s.count * layer.shape.group(), kMaxRowBlock);
-    s.heads_per_item = static_cast<int>(std::clamp<int64_t>(kMaxItemRows / rows, 1, heads));
+    s.heads_per_item = static_cast<int>(std::clamp<int64_t>(kMaxItemRows / rows, 1, together));
     if (threads > 1) {
         const int64_t want = std::max(kItemBytes, bytes / (threads * kItemsPerThread));
         const int64_t have = bytes_per_head * s.heads_per_item;
@@ -44,7 +44,6 @@ void AttendPlan::cut(SequencePlan& s, const LayerLayout& layer, int64_t bytes_pe
             s.heads_per_item = static_cast<int>(std::clamp<int64_t>(fit, 1, s.heads_per_item));
         }
     }
-    if (s.chosen_of_head > 0) s.heads_per_item = 1;
     s.head_items = static_cast<int>(ceil_div(heads, s.heads_per_item));
     s.item_bytes = bytes_per_head * s.heads_per_item / s.segments;
 }
