@@ -4,7 +4,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import KV_DTYPES, LATENT_KV_DTYPES
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from tests.support.attention_cases import make_batch, run_batch
@@ -24,12 +23,6 @@ SHAPES = {
     "gqa2_64_pools": LayerShape(2, 64, 64, 4, 0.1, indexer=IndexerShape(640, 5, 24, 4)),
     "gqa4_64_blocks": LayerShape(2, 64, 40, 8, 0.1, indexer=IndexerShape(512, 2, 24, 64, 1)),
 }
-
-
-@pytest.fixture(params=_attn_cpu.supported_isas())
-def isa(request, monkeypatch):
-    monkeypatch.setenv("HPCDECODE_ISA", request.param)
-    return request.param
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

@@ -7,12 +7,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import LATENT_KV_DTYPES
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from hpcdecode.attention.sizes import bytes_per_token
-from tests.support.attention_cases import expected, forked_and_moved, ints, make_batch, run_batch
+from tests.support.attention_cases import expected, forked_and_moved, ints, layer_by_layer, make_batch, run_batch
 
 LENGTHS, COUNTS = (1, 63, 64, 65, 300, 1500), (1, 3, 1, 2, 5, 1)
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 4e-2, "int8": 6e-2}
@@ -20,11 +19,6 @@ TOLERANCE = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 4e-2, "int8": 6e-2}
 
 def shape(topk=64, heads=5, dim=24, q_heads=6, pool=1, **rest):
     return LayerShape(1, 80, 64, q_heads, 0.1, latent=True, indexer=IndexerShape(topk, heads, dim, pool), **rest)
-
-
-@pytest.fixture(params=_attn_cpu.supported_isas())
-def isa(request, monkeypatch):
-    monkeypatch.setenv("HPCDECODE_ISA", request.param)
 
 
 @pytest.mark.parametrize("kv_dtype", LATENT_KV_DTYPES)
@@ -81,12 +75,7 @@ def test_a_layer_without_an_indexer_attends_to_the_choice_before(backend, pool):
     taking = IndexerShape(32, pool=pool)
     layers = [shape(topk=32, pool=pool), LayerShape(1, 40, 24, 4, 0.2, latent=True, indexer=taking)]
     first, second = make_batch(layers[0], [200], [4]), make_batch(layers[1], [200], [4], seed=1)
-    store = open_kv_cache(layers, kv_dtype="float32", capacity_tokens=256, max_sequences=2, backend=backend)
-    store.extend([0], [200])
-    got = [torch.empty(4, s.out_columns) for s in layers]
-    for i, batch in enumerate((first, second)):
-        store.append(i, [0], [200], batch.rows[0][:, layers[i].q_columns :].contiguous())
-        store.attend(i, [0], [4], batch.new_rows(), got[i])
+    got = layer_by_layer([first, second], backend)
     joined = LayerShape(1, 40, 24, 4, 0.2, latent=True, indexer=layers[0].indexer)
     both = make_batch(joined, [200], [4])
     q, k = second.rows[0].split([layers[1].q_columns, layers[1].kv_columns], 1)

@@ -6,12 +6,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import KV_DTYPES
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from hpcdecode.attention.sizes import bytes_per_token
-from tests.support.attention_cases import expected, forked_and_moved, make_batch, run_batch
+from tests.support.attention_cases import expected, forked_and_moved, layer_by_layer, make_batch, run_batch
 
 LENGTHS = (1, 63, 64, 65, 79, 80, 81, 95, 96, 97, 300, 1500, 1100)
 COUNTS = (1, 3, 1, 2, 30, 1, 80, 1, 1, 2, 5, 1, 40)
@@ -22,13 +21,9 @@ SHAPES = {
     "tokens": LayerShape(2, 33, 17, 2, 0.2, indexer=IndexerShape(70, 4, 16), softcap=20.0),
     "blocks": LayerShape(4, 32, 32, 16, 0.1, indexer=IndexerShape(64, 4, 32, 16, 1)),
     "large_blocks": LayerShape(2, 64, 64, 8, 0.1, indexer=IndexerShape(256, 2, 24, 128, 1)),
+    "blocks_of_one": LayerShape(2, 40, 24, 4, 0.1, indexer=IndexerShape(50, 2, 24, 1, 3)),
     "odd_blocks": LayerShape(2, 40, 24, 4, 0.1, indexer=IndexerShape(40, 2, 24, 20, 2)),
 }
-
-
-@pytest.fixture(params=_attn_cpu.supported_isas())
-def isa(request, monkeypatch):
-    monkeypatch.setenv("HPCDECODE_ISA", request.param)
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
@@ -76,14 +71,8 @@ def test_every_head_attends_to_its_own_blocks():
 def test_a_layer_without_an_indexer_attends_to_the_choice_before(name, backend):
     own = SHAPES[name]
     taking = replace(own, indexer=replace(own.indexer, heads=0, dim=0))
-    layers = [own, taking]
     first, second = make_batch(own, [200], [4]), make_batch(taking, [200], [4], seed=1)
-    store = open_kv_cache(layers, kv_dtype="float32", capacity_tokens=256, max_sequences=2, backend=backend)
-    store.extend([0], [200])
-    got = [torch.empty(4, s.out_columns) for s in layers]
-    for i, batch in enumerate((first, second)):
-        store.append(i, [0], [200], batch.rows[0][:, layers[i].q_columns :].contiguous())
-        store.attend(i, [0], [4], batch.new_rows(), got[i])
+    got = layer_by_layer([first, second], backend)
     both = make_batch(own, [200], [4])
     q, k, v = second.rows[0].split([taking.q_columns, taking.k_columns, taking.v_columns], 1)
     index_q = first.rows[0][:, own.own_q_columns : own.q_columns]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import LATENT_KV_DTYPES
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
@@ -22,11 +21,6 @@ def shape(rate=4, topk=None, heads=5, window=24, q_heads=6, sinks=True):
 
 
 SHAPES = [shape(), shape(topk=10), shape(4, 1, 32, 130, 32), shape(64, sinks=False), shape(1, topk=7, window=1)]
-
-
-@pytest.fixture(params=_attn_cpu.supported_isas())
-def isa(request, monkeypatch):
-    monkeypatch.setenv("HPCDECODE_ISA", request.param)
 
 
 @pytest.mark.parametrize("kv_dtype", LATENT_KV_DTYPES)

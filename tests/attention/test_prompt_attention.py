@@ -5,7 +5,6 @@ from functools import lru_cache
 import pytest
 import torch
 
-from hpcdecode import _attn_cpu
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.shapes import LayerShape
@@ -34,12 +33,6 @@ SHAPES = {
     "group100": shape(1, 8, 100),
     "latent": shape(1, 72, 20, v_dim=64, latent=True),
 }
-
-
-@pytest.fixture(params=_attn_cpu.supported_isas())
-def isa(request, monkeypatch):
-    monkeypatch.setenv("HPCDECODE_ISA", request.param)
-    return request.param
 
 
 @lru_cache(maxsize=2)

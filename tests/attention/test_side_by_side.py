@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import KV_DTYPES, LATENT_KV_DTYPES
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.open import open_kv_cache
@@ -25,12 +24,6 @@ SHAPES = {
 }
 DECODES = (1, 70, 1300)  # tokens held before
 CHUNKS = ((0, 1), (0, 90), (130, 77), (64, 300))  # start, count
-
-
-@pytest.fixture(params=_attn_cpu.supported_isas())
-def isa(request, monkeypatch):
-    monkeypatch.setenv("HPCDECODE_ISA", request.param)
-    return request.param
 
 
 @dataclass

@@ -18,12 +18,6 @@ from tests.support.mappings import resident
 from tests.support.recurrent_cases import DTYPES, LAYERS, open_store, step, take
 
 
-@pytest.fixture(params=_attn_cpu.supported_isas())
-def isa(request, monkeypatch):
-    monkeypatch.setenv("HPCDECODE_ISA", request.param)
-    return request.param
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
 def test_against_float64(name, dtype, isa):

@@ -103,6 +103,18 @@ def forked_and_moved(batch: Batch) -> torch.Tensor:
     return out
 
 
+def layer_by_layer(batches: list[Batch], backend: str) -> list[torch.Tensor]:
+    """Output rows of the new tokens of one sequence at layers that follow each other, float32; a batch is a layer's."""
+    layers, length, count = [batch.shape for batch in batches], batches[0].lengths[0], batches[0].counts[0]
+    store = open_kv_cache(layers, kv_dtype="float32", capacity_tokens=256, max_sequences=2, backend=backend)
+    store.extend([0], [length])
+    got = [torch.empty(count, s.out_columns) for s in layers]
+    for i, batch in enumerate(batches):
+        store.append(i, [0], [length], batch.rows[0][:, layers[i].q_columns :].contiguous())
+        store.attend(i, [0], [count], batch.new_rows(), got[i])
+    return got
+
+
 def expected(batch: Batch, kv_dtype: str) -> torch.Tensor:
     """float64 attention over K and V as the cache holds them."""
     threads = torch.get_num_threads()
