@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 import signal
-import time
 
 import h5py
 import pytest
 
+from tests.support.counted_jobs import CountedJobs
 from tests.support.worlds import contents
 
 ROWS = 40
@@ -40,11 +40,6 @@ def columns(path):
         return str({name: data[:].tolist() for name, data in file["rows"].items() if not name.endswith("_at")})
 
 
-def rows_of(path):
-    with h5py.File(path) as file:
-        return len(file["rows/line"])
-
-
 @pytest.mark.parametrize(
     ("ranks", "tier", "where"),
     [
@@ -67,19 +62,15 @@ def test_rows_have_the_results_of_a_cache_in_memory(hpcdecode, prompts, ranks, t
 @pytest.mark.parametrize("kills", [5, pytest.param(30, marks=pytest.mark.full)])
 def test_a_job_that_is_killed_again_and_again_goes_on(hpcdecode, prompts, kills):
     flags = (*FLUID, "--kv-swap", TIERS["file"], "--checkpoint-every", 0.05)
-    out, draw, killed = hpcdecode.directory / "out.h5", random.Random(kills), 0
+    out, draw = hpcdecode.directory / "out.h5", random.Random(kills)
+    jobs = CountedJobs(hpcdecode, hpcdecode.directory / "counts")
     for _ in range(kills):
-        process = hpcdecode.start("generate", "rows.jsonl", "-o", "out.h5", *flags)
-        before, end = rows_of(out) if out.exists() else 0, time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < end and (not out.exists() or rows_of(out) == before == 0):
-            time.sleep(0.05)
-        time.sleep(draw.random() * 2)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            killed += 1
+        tokens = draw.randint(1, ROWS * NEW // kills)  # all runs together end before the job does
+        process = jobs.start("generate", "rows.jsonl", "-o", "out.h5", *flags, tokens=tokens)
+        assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
         assert not list(hpcdecode.directory.glob(".hpcdecode-kv-*"))
-    assert killed > 0
     result = hpcdecode("generate", "rows.jsonl", "-o", "out.h5", *flags)
     assert result.returncode == 0, result.stderr
     assert columns(out) == prompts

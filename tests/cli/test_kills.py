@@ -19,10 +19,10 @@ from hpcdecode.data.results.segments import parts_folder, segments_in
 from hpcdecode.data.results.unfinished import UNFINISHED
 from hpcdecode.generate import ROW_ERRORS
 from tests.support.commands import ROOT, rank_of, ranks_of
+from tests.support.counted_jobs import CountedJobs
 
 DEMO = ROOT / "jobs" / "demo" / "prompts.jsonl"
 BROKEN = 78  # line
-WAIT = 180  # seconds for the tokens of a run
 GONE = 10  # seconds until a job has ended of which a rank was killed
 
 
@@ -30,9 +30,8 @@ class Kills:
     """A job that is killed again and again. repeated: tokens that each kill made the next run generate again."""
 
     def __init__(self, command, folder: Path, arguments):
-        self.command, self.arguments, self.out = command, arguments, folder / "out.h5"
-        self.counts = folder / "counts"
-        self.counts.mkdir()
+        self.arguments, self.out = arguments, folder / "out.h5"
+        self.jobs = CountedJobs(command, folder / "counts")
         self.repeated: list[int] = []
 
     def kill(self, ranks: int, tokens: int, flags=(), *, rank: int | None = None, seconds: float = 0) -> None:
@@ -48,17 +47,11 @@ class Kills:
             seconds: To wait in place of tokens, from the start.
         """
         before = self.durable()
-        self.counts_reset()
-        arguments = (self.counts, *self.arguments, *flags, "-o", self.out)
-        line = self.command.line(*arguments, ranks=ranks, module="tests.cli.counted")
-        process = self.command.launch(line)
-        end = time.monotonic() + WAIT
-        while not seconds and self.counted() < tokens and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
+        process = self.jobs.start(*self.arguments, *flags, "-o", self.out, ranks=ranks, tokens=0 if seconds else tokens)
         time.sleep(seconds)
         assert process.poll() is None, process.communicate()
         _kill_all(process) if rank is None else _kill_one(process, rank)
-        self.repeated.append(before + self.counted() - self.durable())
+        self.repeated.append(before + self.jobs.tokens() - self.durable())
 
     def durable(self) -> int:
         """Generated tokens on disk; the file opens with plain h5py, and no row is in it twice."""
@@ -74,13 +67,6 @@ class Kills:
         in_flight = msgspec.msgpack.decode(unsealed(left)[0]) if left.exists() else []
         newest = {(line, sample): ids for line, sample, ids, *_ in in_flight if line not in rows}
         return sum(map(len, rows.values())) + sum(map(len, newest.values()))
-
-    def counted(self) -> int:
-        return sum(int(path.read_bytes() or 0) for path in self.counts.iterdir())
-
-    def counts_reset(self) -> None:
-        for path in self.counts.iterdir():
-            path.unlink()
 
 
 def _kill_all(process) -> None:

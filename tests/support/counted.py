@@ -1,6 +1,6 @@
 """`hpcdecode`, with the tokens that it generates counted in a file, which outlives a kill.
 
-usage: counted.py FOLDER ARGUMENT...     (each S-rank writes FOLDER/PROCESS)
+usage: python -m tests.support.counted FOLDER ARGUMENT...     (each S-rank writes FOLDER/PROCESS)
 """
 
 from __future__ import annotations
