@@ -278,10 +278,13 @@ class AdapterSum:
 class ExpertProduct:
     """GEMMs of rows by packed weights of experts.
 
-    Every row is multiplied by the weight of the expert that was chosen for it.
+    Every row is multiplied by the weight of the expert that was chosen for it, or by that which its token's adapter
+    (LoRA) has for the expert.
     """
 
-    def __init__(self, product: Product, experts: int, first: int, choices: int, shared: bool) -> None:
+    def __init__(
+        self, product: Product, experts: int, first: int, choices: int, shared: bool, adapters: int = 0
+    ) -> None:
         """Describe the GEMMs.
 
         Args:
@@ -290,6 +293,7 @@ class ExpertProduct:
             first: Number of the first of them. Rows of others become zeros.
             choices: Experts that are chosen for a token, each of which has a row of the result.
             shared: A token has one row of activations for all of them, not one for each.
+            adapters: Number of adapters, each of which has weights of all experts; 0 for weights of no adapter.
 
         Raises:
             ValueError: If there are no experts or choices, or product has several heads.
@@ -420,9 +424,9 @@ class Chain:
 
         Args:
             stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (x, weight, adapters, h, B,
-                y) of one with an update, (x, experts, weight, y) of one of experts, (adapters, x, A, h) of an
-                AdapterProduct, (adapters, y, h, B, sum) of an AdapterSum, (qkv, out) of an attention, or those that the
-                steps of a fused kernel name.
+                y) of one with an update, (x, experts, weight, y) of one of experts, (x, experts, weight, adapters, y)
+                of one of adapters' experts, (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, sum) of an
+                AdapterSum, (qkv, out) of an attention, or those that the steps of a fused kernel name.
             given: Number of tensors of a call; the passed ones are numbered after them.
             passed: For every tensor that stages hand on, the bytes of its rows, where they begin in a block's memory,
                 and where it begins in a row, which several tensors may share.

@@ -145,9 +145,11 @@ Raises:
 
     nb::class_<ExpertProduct>(m, "ExpertProduct", R"(GEMMs of rows by packed weights of experts.
 
-Every row is multiplied by the weight of the expert that was chosen for it.)")
-        .def(nb::init<const Product&, int64_t, int64_t, int64_t, bool>(), nb::arg("product"), nb::arg("experts"),
-             nb::arg("first"), nb::arg("choices"), nb::arg("shared"), R"(Describe the GEMMs.
+Every row is multiplied by the weight of the expert that was chosen for it, or by that which its token's adapter
+(LoRA) has for the expert.)")
+        .def(nb::init<const Product&, int64_t, int64_t, int64_t, bool, int64_t>(), nb::arg("product"),
+             nb::arg("experts"), nb::arg("first"), nb::arg("choices"), nb::arg("shared"), nb::arg("adapters") = 0,
+             R"(Describe the GEMMs.
 
 Args:
     product: The GEMM of one expert.
@@ -155,6 +157,7 @@ Args:
     first: Number of the first of them. Rows of others become zeros.
     choices: Experts that are chosen for a token, each of which has a row of the result.
     shared: A token has one row of activations for all of them, not one for each.
+    adapters: Number of adapters, each of which has weights of all experts; 0 for weights of no adapter.
 
 Raises:
     ValueError: If there are no experts or choices, or product has several heads.)");

@@ -21,7 +21,8 @@ constexpr int64_t kMostTiles = 8;    // of a block
 size_t tensors_of(const decltype(Stage::work)& work) {
     if (const auto* kernel = std::get_if<FusedKernel>(&work)) return kernel->tensors();
     if (const auto* product = std::get_if<Product>(&work)) return product->updates() ? 6 : 3;
-    if (std::holds_alternative<ExpertProduct>(work) || std::holds_alternative<AdapterProduct>(work)) return 4;
+    if (const auto* experts = std::get_if<ExpertProduct>(&work)) return experts->adapts() ? 5 : 4;
+    if (std::holds_alternative<AdapterProduct>(work)) return 4;
     return std::holds_alternative<AdapterSum>(work) ? 5 : 2;
 }
 
@@ -202,7 +203,7 @@ void Chain::Block::run(Beside* beside) {
         } else if (const auto* sum = std::get_if<AdapterSum>(&stage.work)) {
             sum->run(count_, {own_[0], own_[2], own_[3]}, own_[1], own_[4], me_.number, me_.of);
         } else if (const auto* experts = std::get_if<ExpertProduct>(&stage.work)) {
-            const ExpertRows rows{count_, own_[1], own_[0], own_[3]};
+            const ExpertRows rows{count_, own_[1], own_[0], own_.back(), own_[3]};
             taken_ = experts->run(rows, own_[2].data, me_.number, me_.of, group_.next, taken_);
         } else {
             const auto& product = std::get<Product>(stage.work);

@@ -17,30 +17,29 @@ constexpr int64_t kUnitsPerThread = 8;        // at least, where there are panel
 
 }  // namespace
 
-// Rows of one expert, some of those in `order` from `first` on, by some panels of its weight.
+// Rows of one weight, some of those in `order` from `first` on, by some panels of its weight.
 struct ExpertProduct::Unit {
-    int64_t expert, first, count;
+    int64_t weight, first, count;
     Panels panels;
 };
 
-// Rows by expert, each expert's in their order. Those of experts without weights are left out.
+// Rows by weight, each weight's in their order. Those without a weight are left out.
 class ExpertProduct::Sorted {
   public:
-    Sorted(const ExpertRows& rows, int64_t choices, int64_t experts, int64_t first) : starts(experts + 1) {
-        const int64_t count = rows.tokens * choices;
-        const auto expert = [&](int64_t r) {
-            const char* own = rows.experts.data + r / choices * rows.experts.row_bytes;
-            return reinterpret_cast<const int64_t*>(own)[r % choices] - first;
-        };
-        const auto mine = [&](int64_t e) { return e >= 0 && e < experts; };
-        for (int64_t r = 0; r < count; ++r)
-            if (mine(expert(r))) ++starts[expert(r) + 1];
-        for (int64_t e = 0; e < experts; ++e) starts[e + 1] += starts[e];
-        std::vector<int64_t> ends(starts.begin(), starts.end() - 1);
-        order.resize(starts[experts]);
+    Sorted(const ExpertRows& rows, const ExpertProduct& by)
+        : starts(by.experts_ * std::max<int64_t>(by.adapters_, 1) + 1) {
+        const int64_t count = rows.tokens * by.choices_, weights = static_cast<int64_t>(starts.size()) - 1;
+        std::vector<int64_t> weight(count);
         for (int64_t r = 0; r < count; ++r) {
-            if (mine(expert(r))) {
-                order[ends[expert(r)]++] = r;
+            weight[r] = by.weight_of(rows, r);
+            if (weight[r] >= 0) ++starts[weight[r] + 1];
+        }
+        for (int64_t w = 0; w < weights; ++w) starts[w + 1] += starts[w];
+        std::vector<int64_t> ends(starts.begin(), starts.end() - 1);
+        order.resize(starts[weights]);
+        for (int64_t r = 0; r < count; ++r) {
+            if (weight[r] >= 0) {
+                order[ends[weight[r]]++] = r;
             } else {
                 others.push_back(r);
             }
@@ -49,11 +48,11 @@ class ExpertProduct::Sorted {
 
     std::vector<Unit> units(int64_t panels, int threads) const {
         std::vector<Unit> blocks, made;
-        for (size_t e = 0; e + 1 < starts.size(); ++e) {
-            const int64_t rows = starts[e + 1] - starts[e], parts = (rows + kMostRows - 1) / kMostRows;
+        for (size_t w = 0; w + 1 < starts.size(); ++w) {
+            const int64_t rows = starts[w + 1] - starts[w], parts = (rows + kMostRows - 1) / kMostRows;
             for (int64_t i = 0; i < parts; ++i) {
                 const int64_t begin = share(rows, i, parts), end = share(rows, i + 1, parts);
-                blocks.push_back({static_cast<int64_t>(e), starts[e] + begin, end - begin, {0, panels}});
+                blocks.push_back({static_cast<int64_t>(w), starts[w] + begin, end - begin, {0, panels}});
             }
         }
         if (blocks.empty()) return made;
@@ -77,7 +76,7 @@ struct ExpertProduct::Call {
     const Sorted& sorted;
 
     Rows weight_of(const Unit& unit) const {
-        return {const_cast<char*>(weight) + unit.expert * product.product_.weight_bytes(), 0};
+        return {const_cast<char*>(weight) + unit.weight * product.product_.weight_bytes(), 0};
     }
     char* out(int64_t r) const {
         const int64_t choices = product.choices_;
@@ -86,17 +85,30 @@ struct ExpertProduct::Call {
     Rows gathered(const Unit& unit) const;
 };
 
-ExpertProduct::ExpertProduct(const Product& product, int64_t experts, int64_t first, int64_t choices, bool shared)
-    : product_(product), experts_(experts), first_(first), choices_(choices), shared_(shared) {
-    if (experts < 1 || first < 0) throw std::invalid_argument("expert product: expected experts");
+ExpertProduct::ExpertProduct(const Product& product, int64_t experts, int64_t first, int64_t choices, bool shared,
+                             int64_t adapters)
+    : product_(product), experts_(experts), first_(first), choices_(choices), shared_(shared), adapters_(adapters) {
+    if (experts < 1 || first < 0 || adapters < 0) throw std::invalid_argument("expert product: expected experts");
     if (choices < 1) throw std::invalid_argument("expert product: expected a choice for every token");
     if (product.heads() != 1) throw std::invalid_argument("expert product: expected one head");
+}
+
+// Returns the number of the weight of row r, or -1 if there is none.
+int64_t ExpertProduct::weight_of(const ExpertRows& rows, int64_t r) const {
+    const auto of_token = [&](const Rows& from) {
+        return reinterpret_cast<const int64_t*>(from.data + r / choices_ * from.row_bytes);
+    };
+    const int64_t expert = of_token(rows.experts)[r % choices_] - first_;
+    if (expert < 0 || expert >= experts_) return -1;
+    if (adapters_ == 0) return expert;
+    const int64_t adapter = *of_token(rows.adapters);
+    return adapter < 0 || adapter >= adapters_ ? -1 : adapter * experts_ + expert;
 }
 
 // Takes unit after unit. The next one is known while one is computed, so that its weights can be fetched meanwhile.
 int64_t ExpertProduct::run(const ExpertRows& rows, const char* weight, int member, int members,
                            std::atomic<int64_t>& next, int64_t begin) const {
-    const Sorted sorted(rows, choices_, experts_, first_);
+    const Sorted sorted(rows, *this);
     const Call call{*this, rows, weight, sorted};
     const auto others = static_cast<int64_t>(sorted.others.size());
     for (int64_t i = share(others, member, members); i < share(others, member + 1, members); ++i)

@@ -11,9 +11,8 @@ from hpcdecode.engine.executors import FusedExecutor
 from hpcdecode.errors import PromptError, UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.lower import packed_weights, quantize
-from tests.support.adapters import OTHERS, adapter, four, theirs
+from tests.support.adapters import OTHERS, adapter, four, of_first_tokens, theirs
 from tests.support.isas import OWN_GEMMS, use_isa
-from tests.support.models import Attention
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
 IDS = [5, 77, 300, 12, 9, 450, 33, 2]
@@ -127,17 +126,6 @@ def test_a_row_is_the_same_alone_and_in_any_company(weights, checkpoint, adapter
     assert bits(each.outputs for each in plain.generate(rows[4::5], params, use_tqdm=False)) == found[4::5]
 
 
-def run(model, ids, adapters):
-    """The logits of tokens, each the first of a sequence of its own."""
-    count = len(ids)
-    attention, positions = Attention(model), torch.zeros(count, dtype=torch.int64)
-    context, o = (torch.tensor(ids), positions, torch.arange(count), *adapters), None
-    for layer in range(len(model.attends)):
-        rows, context = model.slice(layer, o, context)
-        o = attention(layer, list(range(count)), positions, *rows)
-    return model.logits(o, context)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("isa", [*OWN_GEMMS, "generic"])
 def test_every_instruction_set_computes_what_the_plain_graph_does(isa, dtype, checkpoint, adapters, monkeypatch):
@@ -147,18 +135,18 @@ def test_every_instruction_set_computes_what_the_plain_graph_does(isa, dtype, ch
     plain = load_split(checkpoint("llama2"), dtype=dtype)
     ids = [(11 * i) % 500 + 2 for i in range(70)]
     of_tokens = torch.tensor([(i * i + i // 3) % 5 - 1 for i in range(70)])
-    found = run(model, ids, (of_tokens,))
+    found = of_first_tokens(model, ids, of_tokens)
     none = of_tokens < 0
-    assert none.any() and torch.equal(found[none], run(plain, ids, ())[none])
-    assert torch.equal(run(model, ids, ()), run(plain, ids, ()))
+    assert none.any() and torch.equal(found[none], of_first_tokens(plain, ids)[none])
+    assert torch.equal(of_first_tokens(model, ids), of_first_tokens(plain, ids))
     for number, folder in enumerate(adapters.values()):
         merged = load_split(checkpoint("llama2"), dtype="float32", lora=folder)
         own = of_tokens == number
-        expected = run(merged, ids, ())[own]
+        expected = of_first_tokens(merged, ids)[own]
         near = dict(rtol=1e-3, atol=1e-3) if dtype == "float32" else dict(rtol=0.1, atol=0.2)
         torch.testing.assert_close(found[own].float(), expected, **near)
         one = next(i for i, each in enumerate(own.tolist()) if each)
-        assert torch.equal(run(model, ids[one : one + 1], (of_tokens[one : one + 1],))[0], found[one])
+        assert torch.equal(of_first_tokens(model, ids[one : one + 1], of_tokens[one : one + 1])[0], found[one])
 
 
 def edited(folder, change):
@@ -181,15 +169,22 @@ DAMAGED = {
     ),
     "embedding": (
         lambda t: t.update(
-            {f"base_model.model.model.embed_tokens.lora_{own}.weight": t[f"{Q}{own}.weight"].clone() for own in "AB"}
+            {
+                "base_model.model.model.embed_tokens.lora_A.weight": torch.zeros(4, 64),
+                "base_model.model.model.embed_tokens.lora_B.weight": torch.zeros(512, 4),
+            }
         ),
-        "projections of tokens in layers, got 'model.embed_tokens', which is none; mend it, or merge it",
+        "projections of tokens, got 'model.embed_tokens', which is none; mend it, or merge it",
     ),
     "head": (
         lambda t: t.update(
             {f"base_model.model.lm_head.lora_{own}.weight": t[f"{Q}{own}.weight"].clone() for own in "AB"}
         ),
-        "projections of tokens in layers, got 'lm_head', which is none",
+        r"'lm_head' of shape \[512, 64\], got an update of \[64, 64\]",
+    ),
+    "whole": (
+        lambda t: t.update({"base_model.model.lm_head.weight": torch.zeros(512, 64)}),
+        "no tensors but the model's own, got another 'lm_head.weight'",
     ),
     "not finite": (lambda t: t[f"{Q}A.weight"].fill_(float("nan")), "lora_A of model.layers.0.self_attn.q_proj.weight"),
     "one not finite": (
@@ -212,7 +207,13 @@ def test_an_adapter_that_does_not_fit_is_refused(name, checkpoint, tmp_path):
         load_split(checkpoint("llama2"), dtype="float32", adapters={"mine": str(folder)})
 
 
-def test_a_tied_weight_and_one_of_experts_are_refused(checkpoint, tmp_path):
+def test_magnitudes_are_refused(checkpoint, tmp_path):
+    folder = adapter(checkpoint("llama2"), tmp_path / "a", target_modules=["q_proj"], r=4, use_dora=True)
+    with pytest.raises(UserError, match=r"no magnitudes \(use_dora\), which rows cannot choose"):
+        load_split(checkpoint("llama2"), dtype="float32", adapters={"a": str(folder)})
+
+
+def test_a_tied_weight_is_refused(checkpoint, tmp_path):
     tied = adapter(checkpoint("llama3"), tmp_path / "a", target_modules=["lm_head"], r=4)
     edited(tied, lambda t: t.pop("base_model.model.lm_head.base_layer.weight", None))
     with pytest.raises(UserError, match="'lm_head', which is tied to another"):

@@ -38,7 +38,6 @@ from hpcdecode.model.lower.grouped_products import (
 from hpcdecode.model.lower.weight_graph import WeightGraph
 from hpcdecode.model.run import bound_slice
 from hpcdecode.model.run.load import ModelPart
-from tests.support.adapters import adapter
 from tests.support.expert_cases import NEAR, Case, inputs_of, numbers
 from tests.support.graphs import example
 from tests.support.members import members_logits
@@ -246,30 +245,3 @@ def test_members_have_the_models_logits(checkpoint, as_on_device, name, ep):
         found, wanted = members_logits(models, ids), members_logits([whole], ids)
     assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
     assert torch.equal(found.argmax(-1), wanted.argmax(-1))
-
-
-def test_rows_of_adapters_are_those_of_a_cpu(checkpoint, monkeypatch, tmp_path):
-    """Updates by adapters are products by the experts that rows name, so they read nothing back, too."""
-    named = {
-        "a": str(adapter(checkpoint("qwen3_moe"), tmp_path / "a", 1, target_modules=["q_proj", "v_proj"], r=8)),
-        "b": str(adapter(checkpoint("qwen3_moe"), tmp_path / "b", 2, target_modules=["v_proj", "o_proj"], r=20)),
-    }
-    load = partial(load_split, checkpoint("qwen3_moe"), dtype="float32", adapters=named)
-    cpu = load()
-    monkeypatch.setattr(bound_slice, "compile_graph", lambda graph, *_, **__: compile_merged(graph))
-    device, base = load(), load_split(checkpoint("qwen3_moe"), dtype="float32")
-    ids, of = torch.arange(2, 32), torch.arange(30) % 3 - 1
-
-    def logits(model, *numbers) -> Tensor:
-        """Of tokens that are each the first of a sequence."""
-        attention, context, o = Attention(model), (ids, torch.zeros_like(ids), torch.arange(30), *numbers), None
-        for layer in range(len(model.attends)):
-            rows, context = model.slice(layer, o, context)
-            o = attention(layer, list(range(30)), torch.zeros_like(ids), *rows)
-        return model.logits(o, context)
-
-    found, without = logits(device, of), logits(base)
-    torch.testing.assert_close(found, logits(cpu, of), rtol=1e-4, atol=1e-4)
-    assert torch.equal(found[of < 0], without[of < 0])
-    assert all((found[of == number] - without[of == number]).abs().max() > 0.01 for number in (0, 1))
-    assert torch.equal(logits(device), without)

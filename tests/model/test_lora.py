@@ -146,11 +146,34 @@ def edit(path, change):
 
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+WRAPPED = Q.replace(".lora_", ".base_layer.lora_")
 OTHER = "base_model.model.model.layers.9.self_attn.q_proj.lora_"
+
+
+def magnitudes(tensors, size):
+    return [{key.replace("A.weight", "magnitude_vector"): torch.ones(size)} for key in tensors if "lora_A" in key]
+
+
 REFUSED = {
-    "dora": (lambda p: state(p, use_dora=True), "no use_dora, got True"),
-    "modules": (lambda p: state(p, modules_to_save=["lm_head"]), r"no modules_to_save, got \['lm_head'\]"),
-    "bias": (lambda p: state(p, bias="all"), "bias none, got 'all'"),
+    "dora": (lambda p: state(p, use_dora=True), "lora_magnitude_vector with use_dora alone, got .* otherwise"),
+    "magnitudes": (
+        lambda p: (state(p, use_dora=True), edit(p, lambda t: [t.update(each) for each in magnitudes(t, 3)])),
+        r"with magnitudes \[\d+\] of floating point, got F32 \[3\]",
+    ),
+    "whole": (
+        lambda p: edit(p, lambda t: t.update({"base_model.model.lm_head.weight": torch.zeros(5, 64)})),
+        r"'lm_head.weight' of shape \[512, 64\] and of floating point, got F32 \[5, 64\]",
+    ),
+    "whole of another model": (
+        lambda p: edit(p, lambda t: t.update({"base_model.model.score.weight": torch.zeros(5, 64)})),
+        "weights of the model, got 'score', which it does not have",
+    ),
+    "parameters": (lambda p: state(p, target_parameters="a"), "target_parameters to be names, got 'a'"),
+    "wrapped": (
+        lambda p: edit(p, lambda t: t.update({f"{WRAPPED}{o}.weight": t[f"{Q}{o}.weight"].clone() for o in "AB"})),
+        "one update a module, got 'model.layers.0.self_attn.q_proj.base_layer'",
+    ),
+    "bias": (lambda p: state(p, bias="some"), "bias to be one of none, all, lora_only, got 'some'"),
     "new": (lambda p: state(p, use_something=1), "no use_something, got 1"),
     "type": (lambda p: state(p, peft_type="LOHA"), "an adapter of type LORA, got 'LOHA'"),
     "pissa": (lambda p: state(p, init_lora_weights="pissa"), "that keep the model's, got 'pissa'"),

@@ -29,11 +29,15 @@ Rows rows_of(std::vector<float>& data, int64_t columns) {
     return {reinterpret_cast<char*>(data.data()), columns * static_cast<int64_t>(sizeof(float))};
 }
 
-// Weights of all experts, each in panels of its own.
-std::vector<float> packed(const std::vector<float>& weight, int64_t bytes) {
-    std::vector<float> made(kExperts * bytes / sizeof(float), 0.0f);
+Rows rows_of(std::vector<int64_t>& data, int64_t columns) {
+    return {reinterpret_cast<char*>(data.data()), columns * static_cast<int64_t>(sizeof(int64_t))};
+}
+
+// Weights of all experts, and of all adapters' experts, each in panels of its own.
+std::vector<float> packed(const std::vector<float>& weight, int64_t count, int64_t bytes) {
+    std::vector<float> made(count * bytes / sizeof(float), 0.0f);
     const std::vector<float> zeros(kOutputs);
-    for (int64_t e = 0; e < kExperts; ++e) {
+    for (int64_t e = 0; e < count; ++e) {
         const WeightRows rows{reinterpret_cast<const char*>(weight.data() + e * kOutputs * kInputs),
                               kInputs * static_cast<int64_t>(sizeof(float)), kOutputs};
         auto* out = reinterpret_cast<uint32_t*>(made.data() + e * bytes / sizeof(float));
@@ -42,40 +46,45 @@ std::vector<float> packed(const std::vector<float>& weight, int64_t bytes) {
     return made;
 }
 
-void test_rows(const std::string& isa, int64_t tokens, int64_t choices, bool shared, int threads) {
+// adapters: Number of them, or 0 for weights of experts alone.
+void test_rows(const std::string& isa, int64_t tokens, int64_t choices, bool shared, int threads, int64_t adapters) {
     const Product one(Type::f32, Type::f32, kInputs, kOutputs, isa);
-    const Chain product({{ExpertProduct(one, kExperts, kFirst, choices, shared), {0, 1, 2, 3}}}, 4, {});
-    const std::vector<float> weight = numbers(kExperts * kOutputs * kInputs);
-    std::vector<float> panels = packed(weight, one.weight_bytes());
+    const ExpertProduct work(one, kExperts, kFirst, choices, shared, adapters);
+    const Chain product({{work, adapters ? std::vector{0, 1, 2, 4, 3} : std::vector{0, 1, 2, 3}}}, 5, {});
+    const int64_t weights = kExperts * std::max<int64_t>(adapters, 1);
+    const std::vector<float> weight = numbers(weights * kOutputs * kInputs);
+    std::vector<float> panels = packed(weight, weights, one.weight_bytes());
     std::vector<float> x = numbers(tokens * (shared ? 1 : choices) * kInputs), y(tokens * choices * kOutputs, 99.0f);
     std::uniform_int_distribution<int64_t> any(0, kFirst + kExperts + 1);
-    std::vector<int64_t> experts(tokens * choices);
+    std::vector<int64_t> experts(tokens * choices), of_tokens(tokens);
     for (int64_t& e : experts) e = any(random_bits);
-    const Rows chosen{reinterpret_cast<char*>(experts.data()), choices * static_cast<int64_t>(sizeof(int64_t))};
-    product.run(
-        tokens, threads,
-        {rows_of(x, (shared ? 1 : choices) * kInputs), chosen, rows_of(panels, 0), rows_of(y, choices * kOutputs)},
-        nullptr);
+    for (int64_t& a : of_tokens) a = any(random_bits) % (adapters + 2) - 1;
+    product.run(tokens, threads,
+                {rows_of(x, (shared ? 1 : choices) * kInputs), rows_of(experts, choices), rows_of(panels, 0),
+                 rows_of(y, choices * kOutputs), rows_of(of_tokens, 1)},
+                nullptr);
     int64_t wrong = 0;
     for (int64_t r = 0; r < tokens * choices; ++r) {
-        const int64_t e = experts[r] - kFirst;
+        const int64_t e = experts[r] - kFirst, a = adapters ? of_tokens[r / choices] : 0;
+        const bool known = e >= 0 && e < kExperts && a >= 0 && a < std::max<int64_t>(adapters, 1);
         const float* row = x.data() + (shared ? r / choices : r) * kInputs;
         for (int64_t o = 0; o < kOutputs; ++o) {
             float sum = 0;
-            for (int64_t i = 0; i < kInputs && e >= 0 && e < kExperts; ++i)
-                sum += row[i] * weight[(e * kOutputs + o) * kInputs + i];
+            for (int64_t i = 0; i < kInputs && known; ++i)
+                sum += row[i] * weight[((a * kExperts + e) * kOutputs + o) * kInputs + i];
             wrong += y[r * kOutputs + o] != sum;
         }
     }
-    CHECK(wrong == 0, "%s, %ld tokens of %ld, shared %d, %d threads: %ld", isa.c_str(), static_cast<long>(tokens),
-          static_cast<long>(choices), shared, threads, static_cast<long>(wrong));
+    CHECK(wrong == 0, "%s, %ld tokens of %ld, shared %d, %d threads, %ld adapters: %ld", isa.c_str(),
+          static_cast<long>(tokens), static_cast<long>(choices), shared, threads, static_cast<long>(adapters),
+          static_cast<long>(wrong));
 }
 
 void test_refusals(const std::string& isa) {
     const auto refused = [&](int64_t experts, int64_t heads, int64_t choices = 2) {
         try {
             ExpertProduct(Product(Type::f32, Type::f32, 4, 32, isa, {}, WeightForm::plain, heads), experts, 0, choices,
-                          true);
+                          true, 0);
         } catch (const std::invalid_argument&) {
             return true;
         }
@@ -96,7 +105,8 @@ int main() {
         for (int threads : {1, 2, 5})
             for (int64_t tokens : {0, 1, 30, 400})
                 for (int64_t choices : {1, 3})
-                    for (bool shared : {false, true}) test_rows(isa, tokens, choices, shared, threads);
+                    for (bool shared : {false, true})
+                        for (int64_t adapters : {0, 3}) test_rows(isa, tokens, choices, shared, threads, adapters);
         test_refusals(isa);
     }
     return report("experts_test");

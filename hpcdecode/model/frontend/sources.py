@@ -109,6 +109,12 @@ class Sources(msgspec.Struct, array_like=True):
         yield from ((key, name) for name, keys in self.joined.items() for key in keys)
         yield from ((key, conversion.names[0]) for conversion in self.conversions for key in conversion.takes())
 
+    def pieces(self, name: str) -> list[list[str]] | None:
+        """Return for each expert the tensors that make up a weight along `out`; None if it is not made of such."""
+        found = self.stacks.get(name)
+        made = (c.pieces() for c in self.conversions if c.names == [name])
+        return next(made, None) if found is None else found
+
 
 def find_sources(
     config: PreTrainedConfig,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -12,6 +13,7 @@ from torch.fx.node import Argument
 from hpcdecode._ops_cpu import Chain as NativeChain
 from hpcdecode._ops_cpu import ExpertProduct, Op, Product
 from hpcdecode.attention.base import isa
+from hpcdecode.model.frontend.adapters import expert_lora_update
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int, as_node
 from hpcdecode.model.lower import quantize
@@ -35,6 +37,8 @@ class ExpertGemm(Stage):
         first: Number of the first expert that has weights here; rows of others become zeros.
         gate: With a gate, half of the weight's outputs gate the others, and y has half as many.
         bits: Form of the weights in few bits, one of ALL_FORMS, or None.
+        updates: What adapters (LoRA) have weights of, in place of the experts: then `weight` is
+            [adapters * E, out, in], and rows of tokens without an adapter become zeros.
 
     Attributes:
         packed: Size of the packed weights.
@@ -43,31 +47,43 @@ class ExpertGemm(Stage):
 
     __module__ = __name__
 
-    def __init__(self, x: Meta, weight: Meta, y: Meta, first: int, gate: Op | None, bits: str | None):
+    def __init__(
+        self,
+        x: Meta,
+        weight: Meta,
+        y: Meta,
+        first: int,
+        gate: Op | None = None,
+        bits: str | None = None,
+        updates: OfAdapters | None = None,
+    ):
         self.bits = bits
-        experts, inputs = weight.one_token[0], x.one_token[-1]
+        weights, inputs = weight.one_token[0], x.one_token[-1]
         choices, outputs = y.one_token[-2], y.one_token[-1] * (1 if gate is None else 2)
         words = inputs * x.dtype.itemsize // WORD.itemsize
         product = Product(TYPES[x.dtype], TYPES[y.dtype], words, outputs, isa(), gate, *form_of(bits))
         heads = 2 if x.dtype == torch.int8 else 1
-        self.packed = PackedSize(outputs, ALL_FORMS[bits].words(inputs) if bits else words, heads, experts)
+        self.packed = PackedSize(outputs, ALL_FORMS[bits].words(inputs) if bits else words, heads, weights)
         chosen = Meta.of(torch.int64, (*y.shape[:-1],))
+        adapters = 0 if updates is None else weights // updates.experts
         super().__init__(
-            ExpertProduct(product, experts, first, choices, x.one_token[-2] < choices),
-            [TokenRows(x), TokenRows(chosen), TokenRows(weight)],
+            ExpertProduct(product, weights // max(adapters, 1), first, choices, x.one_token[-2] < choices, adapters),
+            [TokenRows(each) for each in (x, chosen, weight, *(() if updates is None else (updates.numbers,)))],
             [TokenRows(y)],
             whole=True,
         )
 
     @functools.cached_property
     def _chain(self) -> NativeChain:
-        return assemble([Link(self.work, ("x", "experts", "weight"), {"y": 0})], ["x", "experts", "weight", "y"])
+        names = ("x", "experts", "weight", "adapters")[: len(self.inputs)]
+        return assemble([Link(self.work, names, {"y": 0})], [*names, "y"])
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """Return [T, K, out] by a chain of its own.
 
         Args:
-            tensors: Activations [T, K, in] or [T, 1, in], the experts of each token, int64 [T, K], packed weights.
+            tensors: Activations [T, K, in] or [T, 1, in], the experts of each token, int64 [T, K], packed weights; of
+                weights of adapters those of each token, int64 [T], too.
         """
         count = len(tensors[1])
         rows = [layout.rows_of(x, count) for layout, x in zip(self.inputs, tensors, strict=True)]
@@ -76,6 +92,13 @@ class ExpertGemm(Stage):
         addresses, apart = ([of(x, step) for x, step in rows] for of in (lambda x, _: x.data_ptr(), lambda _, n: n))
         self._chain.run(count, torch.get_num_threads(), addresses, apart)
         return layout.shaped(rows[-1][0], count)
+
+
+class OfAdapters(NamedTuple):
+    """Weights of experts that adapters have. numbers: the tokens' adapters, int64 [T]. experts: of each adapter."""
+
+    numbers: Meta
+    experts: int
 
 
 class ExpertPacker:
@@ -100,6 +123,9 @@ class ExpertPacker:
         gated = {gate.projections[0].node for gate in gates if len(gate.projections) == 1 and self._pack(gate)}
         for p in (p for node, p in experts.items() if node not in gated):
             self._pack(Gate(None, [p], [p.node]))
+        for node in nodes:
+            if node.target is expert_lora_update:
+                self._pack_update(node)
 
     def _pack(self, gate: Gate) -> bool:
         """Replace a projection, with its gate if it has any, and return whether that was possible."""
@@ -135,13 +161,34 @@ class ExpertPacker:
         self._made.graph.erase_node(p.node)
         return True
 
+    def _pack_update(self, node: fx.Node) -> None:
+        """Replace what adapters add to a projection by experts: two products of rows by experts' A and B, and a sum."""
+        y, x, numbers, chosen, a, b = map(as_node, node.args[:6])
+        of, first = OfAdapters(tensor_meta(numbers), as_int(node.args[6])), as_int(node.args[7])
+        about = tensor_meta(node)
+        low = Meta.of(about.dtype, (*about.shape[:-1], tensor_meta(a).one_token[1]))
+        if not all(has_gemm(*sizes) for sizes in ((tensor_meta(x), low), (low, about))):
+            return
+        with self._made.graph.inserting_before(node):
+            chosen, made = self._as_int64(chosen), x
+            for factor, result in ((a, low), (b, about)):
+                gemm = ExpertGemm(tensor_meta(made), tensor_meta(factor), result, first, updates=of)
+                recipe = Recipe(self._made.sources([factor]), form="packed experts", packed=gemm.packed)
+                made = self._made.call(gemm, (made, chosen, self._made.input(recipe), numbers), result)
+            node.replace_all_uses_with(self._made.call(torch.ops.aten.add.Tensor, (y, made), about))
+        self._made.graph.erase_node(node)
+
+    def _as_int64(self, chosen: fx.Node) -> fx.Node:
+        about = tensor_meta(chosen)
+        if about.dtype == torch.int64:
+            return chosen
+        return self._made.call(torch.Tensor.long, (chosen,), Meta.of(torch.int64, about.shape))
+
     def _call(self, gemm: ExpertGemm, p: Projection, x: Argument, form: Form, about: Meta) -> fx.Node:
         recipe = Recipe(
             self._made.sources([p.weight]), p.transposed, form, self._made.biases([p]), gemm.packed, gemm.bits
         )
-        chosen = as_node(p.node.args[1])
-        if tensor_meta(chosen).dtype != torch.int64:
-            chosen = self._made.call(torch.Tensor.long, (chosen,), Meta.of(torch.int64, tensor_meta(chosen).shape))
+        chosen = self._as_int64(as_node(p.node.args[1]))
         return self._made.call(gemm, (x, chosen, self._made.input(recipe)), about)
 
 
@@ -155,15 +202,20 @@ def expert_gemm(p: Projection, x: Meta, y: Meta, gate: Op | None = None, bits: s
         gate: Activation of the gate, or None.
         bits: Form of the weights in few bits, one of ALL_FORMS, or None.
     """
-    inputs = x.one_token[-1]
-    if x.token_dim != 0 or y.token_dim != 0:
-        return None
-    odd = inputs * x.dtype.itemsize % WORD.itemsize or (gate is not None and y.one_token[-1] % HALF)
-    if odd or x.dtype not in TYPES or y.dtype not in TYPES or (bits is not None and inputs % ALL_FORMS[bits].multiple):
-        return None
-    if not Product.offered(TYPES[x.dtype], TYPES[y.dtype], isa(), gate, *form_of(bits)):
+    if not has_gemm(x, y, gate, bits):
         return None
     return ExpertGemm(x, tensor_meta(p.weight), y, first_expert(p.node), gate, bits)
+
+
+def has_gemm(x: Meta, y: Meta, gate: Op | None = None, bits: str | None = None) -> bool:
+    """Return whether native/ops_cpu has a GEMM by experts on this machine; arguments are those of `expert_gemm`."""
+    inputs = x.one_token[-1]
+    if x.token_dim != 0 or y.token_dim != 0:
+        return False
+    odd = inputs * x.dtype.itemsize % WORD.itemsize or (gate is not None and y.one_token[-1] % HALF)
+    if odd or x.dtype not in TYPES or y.dtype not in TYPES or (bits is not None and inputs % ALL_FORMS[bits].multiple):
+        return False
+    return Product.offered(TYPES[x.dtype], TYPES[y.dtype], isa(), gate, *form_of(bits))
 
 
 def first_expert(node: fx.Node) -> int:

@@ -15,13 +15,13 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
-from hpcdecode.model.frontend.adapters import lora_update
+from hpcdecode.model.frontend.adapters import expert_lora_update, lora_update
 from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int, as_node
 from hpcdecode.model.frontend.whole_experts import by_rows, experts_of
 from hpcdecode.model.lower.expanded import expandable, expanded_weight
-from hpcdecode.model.lower.grouped_products import EXPERT_ORDER, EXPERT_PRODUCT, ROWS_BY_TOKEN
+from hpcdecode.model.lower.grouped_products import ADAPTER_EXPERTS, EXPERT_ORDER, EXPERT_PRODUCT, ROWS_BY_TOKEN
 from hpcdecode.model.lower.projections import Projection, expert_projection
 from hpcdecode.model.lower.weight_graph import WeightGraph
 
@@ -76,6 +76,7 @@ class ExpertGrouper:
         self._sorted: dict[fx.Node, ChosenFrom] = {}
         self._by_token: dict[fx.Node, fx.Node] = {}
         self._numbers: dict[fx.Node, fx.Node] = {}
+        self._places: dict[tuple[Argument, ...], fx.Node] = {}
 
     def run(self) -> None:
         """Change the graph in place."""
@@ -85,6 +86,8 @@ class ExpertGrouper:
                     self._group(node)
                 elif node.target is lora_update:
                     self._update(node)
+                elif node.target is expert_lora_update:
+                    self._update_experts(node)
                 elif (by := self._stays_sorted(node)) is not None:
                     self._sorted[node] = by
                 else:
@@ -132,20 +135,38 @@ class ExpertGrouper:
         self._restore(node)
         y, x, adapters, a, b = map(as_node, node.args)
         about, dtype = tensor_meta(node), tensor_meta(node).dtype
-        count, rank, inputs = tensor_meta(a).one_token
+        count, _, inputs = tensor_meta(a).one_token
         if adapters not in self._numbers:
             one = Meta.of(tensor_meta(adapters).dtype, (*tensor_meta(adapters).shape, 1))
             self._numbers[adapters] = self._made.call(aten.unsqueeze.default, (adapters, 1), one)
         by = ChosenFrom(self._numbers[adapters], count, 0, whole=False)
         tokens = tensor_meta(adapters).shape[0]
         rows = self._made.call(aten.reshape.default, (x, [-1, 1, inputs]), Meta.of(dtype, (tokens, 1, inputs)))
-        low = self._product(rows, by, (a, None, False, False), Meta.of(dtype, (tokens, 1, rank)))
-        outputs = about.one_token[-1]
-        full = self._product(low, by, (b, None, False, True), Meta.of(dtype, (tokens, 1, outputs)))
+        full = self._low_rank(rows, by, (a, b), Meta.of(dtype, (tokens, 1, about.one_token[-1])))
         shape = [size if isinstance(size, int) else -1 for size in about.shape]
-        added = self._made.call(aten.reshape.default, (self._in_token_order(full), shape), about)
+        added = self._made.call(aten.reshape.default, (full, shape), about)
         node.replace_all_uses_with(self._made.call(aten.add.Tensor, (y, added), about))
         self._made.graph.erase_node(node)
+
+    def _update_experts(self, node: fx.Node) -> None:
+        """Replace what adapters add to a projection by experts: rows without an adapter get zeros."""
+        self._restore(node)
+        y, x, adapters, expert, a, b = map(as_node, node.args[:6])
+        key = adapters, expert, *node.args[6:]
+        if key not in self._places:
+            numbers = Meta.of(torch.int64, tensor_meta(expert).shape)
+            self._places[key] = self._made.call(ADAPTER_EXPERTS, key, numbers)
+        by = ChosenFrom(self._places[key], tensor_meta(a).one_token[0], 0, whole=False)
+        added = self._low_rank(x, by, (a, b), tensor_meta(node))
+        node.replace_all_uses_with(self._made.call(aten.add.Tensor, (y, added), tensor_meta(node)))
+        self._made.graph.erase_node(node)
+
+    def _low_rank(self, x: fx.Node, by: ChosenFrom, factors: tuple[fx.Node, fx.Node], about: Meta) -> fx.Node:
+        """Return B (A x) in the order of tokens; about: of the result."""
+        a, b = factors
+        low = Meta.of(about.dtype, (*about.shape[:-1], tensor_meta(a).one_token[1]))
+        made = self._product(x, by, (a, None, False, False), low)
+        return self._in_token_order(self._product(made, by, (b, None, False, True), about))
 
     def _stays_sorted(self, node: fx.Node) -> ChosenFrom | None:
         """Return what the result of a call is sorted by if it takes sorted rows, each by itself; else None."""

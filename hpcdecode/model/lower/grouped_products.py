@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hpcdecode.model.frontend.adapters import adapter_experts
 from hpcdecode.model.lower.expert_blocks import by_blocks
 from hpcdecode.model.lower.operators import define
 
@@ -145,4 +146,9 @@ ROWS_BY_TOKEN = define(
     "rows_by_token(Tensor rows, Tensor order, Tensor ends, bool whole) -> Tensor",
     rows_by_token,
     lambda rows, *_: rows.new_empty(rows.shape),
+)
+ADAPTER_EXPERTS = define(
+    "adapter_experts(Tensor adapters, Tensor expert, int experts, int first) -> Tensor",
+    adapter_experts,
+    lambda adapters, expert, *_: adapters.new_empty(expert.shape),
 )

@@ -172,7 +172,7 @@ def cut_head(
     if not isinstance(end.target, Chain) or len(end.target.calls) != 1:
         return None
     (call,) = end.target.calls
-    if not isinstance(call.stage.work, _ops_cpu.Product):
+    if not isinstance(call.stage.work, _ops_cpu.Product) or len(call.node.args) != 2:  # adapters may update it
         return None
     before, weight_node = (as_node(end.args[end.target.given.index(as_node(n))]) for n in call.node.args)
     inputs = [n for n in made.nodes if n.op == "placeholder"]

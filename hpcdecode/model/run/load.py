@@ -14,21 +14,21 @@ from hpcdecode.attention.base import isa
 from hpcdecode.attention.cuda import HOW_TO_BUILD, built
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.absorb import absorb
-from hpcdecode.model.frontend.adapters import add_adapters, is_turned
+from hpcdecode.model.frontend.add_adapters import add_adapters
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import holds_weights, open_checkpoint
 from hpcdecode.model.frontend.choose import has_entries, has_indexers, join_indexers, leave_out_indexers
 from hpcdecode.model.frontend.config import ModelFacts, config_file, stated_config, stated_dtype
 from hpcdecode.model.frontend.gguf.checkpoint import open_gguf
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
-from hpcdecode.model.frontend.lora import merged
+from hpcdecode.model.frontend.lora_merge import merged
 from hpcdecode.model.frontend.mapped import MappedFile
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.quantization.plain import plain_tensors
 from hpcdecode.model.frontend.quantization.scheme import Scheme
 from hpcdecode.model.frontend.quantization.stated import read_scheme
 from hpcdecode.model.frontend.quantization.unread import refuse_unread
-from hpcdecode.model.frontend.readers import stackable, tables_of
+from hpcdecode.model.frontend.readers import adapter_targets, stackable, tables_of
 from hpcdecode.model.frontend.shard import member_trace
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.stated import layers_of
@@ -284,9 +284,9 @@ def bound_weights(
     sources = cached_sources(folder, traced.dtype, list(tensors), set(wanted), stackable(traced))
     refuse_unread(tensors, sources, wanted, scheme)
     keys = {weight_key(own, node): tensor_meta(node) for node in own.weights if node.users}
+    targets = adapter_targets(traced) if lora is not None or adapters else {}
     if lora is not None:
-        turned = {name for node, name in traced.weights.items() if is_turned(node)}
-        tensors = merged(tensors, sources, turned, Path(lora))
+        tensors = merged(tensors, sources, targets, Path(lora))
     if adapters:
-        add_adapters(own, adapters, sources)
+        add_adapters(own, adapters, sources, targets, tensors)
     return Weights(folder, tensors, sources, keys, device, tables_of(own), tables)

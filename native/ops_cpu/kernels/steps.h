@@ -1,5 +1,8 @@
 // The steps of a fused kernel.
 #pragma once
+#if defined(__AVX512F__)
+#include "activations_avx512.h"
+#endif
 #include "rotate.h"
 #include "weights.h"
 
@@ -25,6 +28,16 @@ void unary(const Step& s, float* scratch) {
         const float* __restrict a = scratch + row_of(s.a, i, j);
         float* __restrict out = scratch + row_of(s.out, i, j);
         for (int64_t k = 0; k < s.dims[2]; ++k) out[k] = R::round(f(a[k]));
+    }
+}
+
+// The same by a function of a whole row of n numbers.
+template <class R, void (*f)(int64_t n, const float* a, float* out)>
+void unary_row(const Step& s, float* scratch) {
+    EACH_ROW(s) {
+        float* out = scratch + row_of(s.out, i, j);
+        f(s.dims[2], scratch + row_of(s.a, i, j), out);
+        for (int64_t k = 0; k < s.dims[2]; ++k) out[k] = R::round(out[k]);
     }
 }
 
@@ -219,6 +232,11 @@ inline float div_f(float x, float y) { return x / y; }
 inline float minimum_f(float x, float y) { return x > y ? y : x; }
 
 #define UNARY(f) {unary<Float, f>, unary<Bfloat, f>}
+#if defined(__AVX512F__)
+#define GATE(f) {unary_row<Float, of_row<f>>, unary_row<Bfloat, of_row<f>>}
+#else
+#define GATE(f) UNARY(f##_f)
+#endif
 #define BINARY(f) {binary<Float, f>, binary<Bfloat, f>}
 
 // The table must be a constant: computing it when the library is loaded would run these instructions on every CPU.
@@ -239,9 +257,9 @@ constexpr KernelTable make_table(const char* name, Products products = {}, std::
              UNARY(exp_f),
              UNARY(tanh_f),
              UNARY(sigmoid_f),
-             UNARY(silu_f),
+             GATE(silu),
              UNARY(gelu_f),
-             UNARY(gelu_tanh_f),
+             GATE(gelu_tanh),
              UNARY(relu_f),
              UNARY(softplus_f),
              BINARY(minimum_f),
@@ -266,6 +284,7 @@ constexpr KernelTable make_table(const char* name, Products products = {}, std::
 }
 
 #undef UNARY
+#undef GATE
 #undef BINARY
 #undef EACH_ROW
 
