@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpcdecode.attention.shapes import STATE_DTYPES
+from hpcdecode.attention.recurrent_shapes import STATE_DTYPES
 from hpcdecode.errors import UserError
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES, Wishes
 from hpcdecode.requests.adapters import adapters_problem

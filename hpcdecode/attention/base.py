@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from hpcdecode import _attn_cpu
-from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, MixerShape
 from hpcdecode.errors import UserError
 
 if TYPE_CHECKING:

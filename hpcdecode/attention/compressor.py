@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention.recurrence import floats_in
-from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.attention.state_calls import StateCall, TorchSteps
 
 _NO_GATE = -1e30  # of a mean of nothing

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hpcdecode import _attn_cpu
 from hpcdecode.attention.base import KvCache, native_states
 from hpcdecode.attention.cpu import CpuKvCache
-from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
 from hpcdecode.errors import UserError
 from hpcdecode.system.cores import nodes_of
 

@@ -23,7 +23,8 @@ from hpcdecode.attention.base import (
 )
 from hpcdecode.attention.clocks import clock_of
 from hpcdecode.attention.native import NativeKvCache
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, chooses_tokens
 from hpcdecode.errors import UserError
 from hpcdecode.system.gpus import use_gpu
 
@@ -153,7 +154,7 @@ def serves(layers: Sequence[LayerShape], kv_dtype: str, device: torch.device) ->
     Latents are left to torch's operations, too, if this hpcdecode was built without CUDA.
     """
     latent = any(shape.latent for shape in layers)
-    if any(shape.chooses_from is not None for shape in layers) or (latent and device.type != "cpu" and not built()):
+    if chooses_tokens(layers) or (latent and device.type != "cpu" and not built()):
         return False
     module = native(device)
     return not layers or module.serves(native_shapes(layers, module.LayerShape), kv_dtype, device.index or 0)

@@ -8,7 +8,7 @@ from torch import Tensor
 from hpcdecode.attention.base import native_states
 from hpcdecode.attention.cuda import native, stream_of
 from hpcdecode.attention.layer_states import LayerStates
-from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
 from hpcdecode.attention.state_calls import StateCall
 
 

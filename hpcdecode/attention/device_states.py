@@ -15,7 +15,8 @@ from hpcdecode.attention.compressor import Compressor
 from hpcdecode.attention.cuda import serves_states
 from hpcdecode.attention.cuda_states import CudaLayerStates
 from hpcdecode.attention.recurrence import TorchLayerStates
-from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights, state_bytes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.shapes import state_bytes
 from hpcdecode.attention.state_calls import StateCall
 from hpcdecode.attention.state_slots import StateSlots
 from hpcdecode.attention.torch_reads import to_device

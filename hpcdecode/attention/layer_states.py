@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
 
 
 class LayerStates:

@@ -14,15 +14,9 @@ from hpcdecode.attention.cuda import CudaKvCache
 from hpcdecode.attention.device_states import DeviceStateStore
 from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.hybrid import HybridKvCache
+from hpcdecode.attention.recurrent_shapes import RecurrentWeights
 from hpcdecode.attention.reference import ReferenceKvCache
-from hpcdecode.attention.shapes import (
-    LayerShape,
-    MixerShape,
-    RecurrentWeights,
-    attention_shapes,
-    recurrent_shapes,
-    state_bytes,
-)
+from hpcdecode.attention.shapes import LayerShape, MixerShape, attention_shapes, recurrent_shapes, state_bytes
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.attention.torch_cache import TorchKvCache
 from hpcdecode.attention.torch_rows import layer_bytes

@@ -1,21 +1,17 @@
-"""The shapes of a model's layers: of those that attend, and of those that keep a state of fixed size a sequence."""
+"""The shapes of a model's layers that attend, and what is asked of all layers' shapes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-_FLOAT = 4  # bytes
-STATE_DTYPES = ("float32", "bfloat16")
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
 
 
 class IndexerShape(msgspec.Struct, frozen=True):
@@ -169,119 +165,17 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
         return self.q_heads * self.v_dim
 
 
-class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
-    """The shape of a causal convolution, of a linear recurrence, of one after the other, or of a compressor.
-
-    A head's state S has k_dim rows of v_dim numbers. A token's row is `[q | k | v | decay | beta]`. In rows of two-byte
-    elements decay and beta, which are float32, take two columns each.
-
-    A compressor (DeepSeek-V4, section 2.3) gives each channel the mean of the values of a window of compress_rate
-    tokens, weighted by the softmax of their gates. A head is a channel, k_dim is 0, a row is `[values | gates]`, and
-    what a token gives is the mean up to its own: that of the last token of a window is an entry. Its state is float32.
-
-    Attributes:
-        heads: Number of value heads.
-        k_heads: Number of heads of q and k; each serves heads / k_heads value heads.
-        k_dim: Elements of a head of q and k; 0 if there is no state but the convolution's.
-        v_dim: Elements of a value head.
-        taps: Taps of the convolution of all columns of q, k and v; 0 for none.
-        silu: True if SiLU is applied to the convolution's result.
-        delta: True if what the state says of k is taken from v (the delta rule).
-        normalised: True if q and k are divided by their norms, head by head.
-        scale: Factor of q.
-        decay_dim: Decays of a head: 1, or k_dim.
-        has_beta: True if rows have a factor of what is written, for each head.
-        has_rate: True if log decays are beta times a weight, and not in the rows.
-        element_bytes: Bytes of a column.
-        state_dtype: Data type that states are kept as, one of STATE_DTYPES. All arithmetic is in float32.
-        compress_rate: Tokens of a window of a compressor; 0 for none.
-        overlaps: True if each mean is over the window before, too: rows then have two values and gates a channel, first
-            those that the next window's mean takes, behind them those of its own.
-    """
-
-    heads: int
-    k_heads: int
-    k_dim: int
-    v_dim: int
-    taps: int = 0
-    silu: bool = False
-    delta: bool = False
-    normalised: bool = False
-    scale: float = 1.0
-    decay_dim: int = 1
-    has_beta: bool = False
-    has_rate: bool = False
-    element_bytes: int = _FLOAT
-    state_dtype: str = "float32"
-    compress_rate: int = 0
-    overlaps: bool = False
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Return the columns of q, k, v, decay and beta, 0 for those that rows do not have."""
-        floats = _FLOAT // self.element_bytes
-        if self.compress_rate:
-            values = self.heads * (1 + self.overlaps)
-            return 0, 0, values, values * floats, 0
-        decay = 0 if self.has_rate or not self.k_dim else self.heads * self.decay_dim
-        q, beta = self.k_heads * self.k_dim, self.heads if self.has_beta else 0
-        return q, q, self.heads * self.v_dim, decay * floats, beta * floats
-
-    @property
-    def channels(self) -> int:
-        """Return the channels of the convolution: the columns of q, k and v."""
-        return sum(self.widths[:3])
-
-    @property
-    def row_columns(self) -> int:
-        """Return the columns of a row."""
-        return sum(self.widths)
-
-    @property
-    def out_columns(self) -> int:
-        """Return the columns of an output row."""
-        return self.heads * self.v_dim
-
-    @property
-    def state_bytes(self) -> int:
-        """Return the bytes that a sequence's state takes, that of the convolution included."""
-        return _FLOAT * max(self.taps - 1, 0) * self.channels + self.number_bytes * self.numbers
-
-    @property
-    def numbers(self) -> int:
-        """Return the numbers of a sequence's state, without that of the convolution."""
-        if self.compress_rate:
-            return self.heads * 3 * (3 if self.overlaps else 1)  # largest gate, sum and weighted sum of each mean
-        return self.heads * self.k_dim * self.v_dim
-
-    @property
-    def number_bytes(self) -> int:
-        """Return the bytes of a number of a state."""
-        return 2 if self.state_dtype == "bfloat16" and not self.compress_rate else _FLOAT
-
-
 MixerShape: TypeAlias = LayerShape | RecurrentShape
-
-
-class RecurrentWeights(NamedTuple):
-    """The weights of a recurrent layer that its R-rank needs, float32 on the host.
-
-    Attributes:
-        convolution: Weights of the taps, [channels, taps], the newest token's last; or None.
-        bias: Of the convolution, [channels], or None.
-        rate: Log decay per unit of beta, [heads * decay_dim], or None.
-        skip: Factor of v in the output, [heads], or None.
-    """
-
-    convolution: Tensor | None = None
-    bias: Tensor | None = None
-    rate: Tensor | None = None
-    skip: Tensor | None = None
 
 
 def attention_shapes(shapes: Sequence[MixerShape]) -> list[LayerShape]:
     """Return the shapes of those layers that attend."""
     return [s for s in shapes if isinstance(s, LayerShape)]
+
+
+def chooses_tokens(shapes: Sequence[MixerShape]) -> bool:
+    """Return whether any layer attends to tokens that an indexer chooses, or to compressed entries."""
+    return any(s.chooses_from is not None for s in attention_shapes(shapes))
 
 
 def recurrent_shapes(shapes: Sequence[MixerShape]) -> list[RecurrentShape]:
@@ -312,11 +206,3 @@ def places_of(shapes: Sequence[MixerShape]) -> list[int]:
 def state_bytes(shapes: Sequence[MixerShape]) -> int:
     """Return the bytes of a sequence's state over all layers."""
     return sum(s.state_bytes for s in recurrent_shapes(shapes))
-
-
-def example_weights(shape: RecurrentShape) -> RecurrentWeights:
-    """Return weights of zeros for a recurrent layer of `shape`, to measure its speed."""
-    import torch
-
-    convolution = torch.zeros(shape.channels, shape.taps) if shape.taps else None
-    return RecurrentWeights(convolution, rate=torch.zeros(shape.heads * shape.decay_dim) if shape.has_rate else None)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpcdecode.attention.base import IntArray
-from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights, state_bytes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.shapes import state_bytes
 
 EPSILON = 1e-6  # beside the square of a norm
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hpcdecode.attention.base import KV_DTYPES, KvCache
 from hpcdecode.attention.open import open_layers
-from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.config import ACTIVATIONS, DTYPES, QUANTISED

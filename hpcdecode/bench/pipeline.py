@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, checkpoint, default_folder
 from hpcdecode.errors import UserError

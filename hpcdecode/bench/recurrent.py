@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from hpcdecode._attn_cpu import StateStore
 from hpcdecode.attention.base import isa
 from hpcdecode.attention.cpu_states import native_recurrent
-from hpcdecode.attention.shapes import STATE_DTYPES, RecurrentShape
+from hpcdecode.attention.recurrent_shapes import STATE_DTYPES, RecurrentShape
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.stateful_layers import KNOWN, exact, random_numbers, random_rows
 from hpcdecode.planning.layer_work import recurrence_flop

@@ -6,7 +6,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
 from hpcdecode.attention.states import ReferenceStateStore
 
 KNOWN = {

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention.open import open_layers
-from hpcdecode.attention.shapes import MixerShape, RecurrentShape, attention_shapes, state_bytes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import MixerShape, attention_shapes, state_bytes
 from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.bench.mixed_models import MIXED, WITH_EXPERTS, mixed_checkpoint, touched_bytes
 from hpcdecode.bench.output import Case, Report

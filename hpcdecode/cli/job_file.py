@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from hpcdecode.attention.shapes import STATE_DTYPES
+from hpcdecode.attention.recurrent_shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import parse_dtype
 from hpcdecode.cli.generate_flags import text_or_file
 from hpcdecode.cli.parser import near

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpcdecode.attention.shapes import STATE_DTYPES
+from hpcdecode.attention.recurrent_shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import add_verbosity
 from hpcdecode.cli.planning_flags import add_machine, add_rows, add_schedule, check, read_rows
 from hpcdecode.cli.planning_machine import asked_shape, cluster_of, shapes_of

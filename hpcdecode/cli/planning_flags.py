@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from hpcdecode.attention.shapes import STATE_DTYPES
+from hpcdecode.attention.recurrent_shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import parsed
 from hpcdecode.cli.size_flags import tier
 from hpcdecode.config import ADMISSIONS, KV_DTYPES, SCHEDULES

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hpcdecode.attention.shapes import STATE_DTYPES
+from hpcdecode.attention.recurrent_shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import parse_dtype, parsed
 from hpcdecode.config import (
     ACTIVATIONS,

@@ -12,7 +12,8 @@ from hpcdecode.attention.frame_copies import PinnedMemory, link_rate
 from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.open import by_kernels
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.attention.streamed_cuda import StreamedCudaKvCache
 from hpcdecode.config import EngineOptions

@@ -11,7 +11,8 @@ from hpcdecode.attention.hybrid import HybridKvCache
 from hpcdecode.attention.open import open_kv_cache, open_layers, open_on_device
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
-from hpcdecode.attention.shapes import RecurrentShape, attention_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import attention_shapes, chooses_tokens
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.fluid import open_rotation
@@ -108,7 +109,7 @@ def open_prompts(team: Team, setup: Setup, model: SplitModel, beside: KvCache | 
     shapes = attention_shapes(setup.shapes_of(team.me))
     if setup.kv_dtype != setup.dtype:
         prompts = StoredPrompts(prompts, shapes, setup.kv_dtype)
-    if model.device.type == "cpu" and any(shape.chooses_from is not None for shape in shapes):
+    if model.device.type == "cpu" and chooses_tokens(shapes):
         prompts = PromptsBeforeChoice(prompts, shapes)
     on_cpus = model.device.type == "cpu" and all(team.ranks[place].kv_device == "cpu" for place in team.pool)
     resumed = ResumedAttention(partial(_one_sequence, team, setup), shapes) if on_cpus else None

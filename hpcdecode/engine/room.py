@@ -9,7 +9,8 @@ import torch
 
 from hpcdecode.attention.base import isa
 from hpcdecode.attention.open import device_capacity, torch_bytes
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, attention_shapes
 from hpcdecode.attention.sizes import bytes_per_token, capacity_for
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.fluid import measure_rotation, require_rotation

@@ -13,7 +13,8 @@ import msgspec
 from hpcdecode.attention.base import LATENT_KV_DTYPES
 from hpcdecode.attention.footprint import Footprint, largest
 from hpcdecode.attention.open import by_kernels
-from hpcdecode.attention.shapes import MixerShape, RecurrentShape, attention_shapes, with_states_as
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import MixerShape, attention_shapes, chooses_tokens, with_states_as
 from hpcdecode.attention.sizes import block_tokens_for, footprint_for, state_tokens_for
 from hpcdecode.config import EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
@@ -223,7 +224,7 @@ def check_kv_dtype(kv_dtype: str | None, shapes: Sequence[MixerShape]) -> None:
 
 def require_all_tokens(shapes: Sequence[MixerShape]) -> None:
     """Raise UserError if a model that was loaded for other ranks has layers that attend to chosen tokens or entries."""
-    if any(shape.chooses_from is not None for shape in attention_shapes(shapes)):
+    if chooses_tokens(shapes):
         raise UserError(f"the model was loaded with indexers or compressed entries: expected {CHOOSING_NEEDS}")
 
 

@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
 from hpcdecode.exchange.partition import Partition
 
 

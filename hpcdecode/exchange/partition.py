@@ -8,7 +8,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, attention_shapes, recurrent_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, MixerShape, chooses_tokens, recurrent_shapes
 from hpcdecode.errors import UserError
 
 Shape = TypeVar("Shape", LayerShape, RecurrentShape, MixerShape)
@@ -44,7 +45,7 @@ class Partition:
 
     def check(self, shapes: Sequence[MixerShape]) -> None:
         """Raise UserError if KV heads, or value heads of states, cannot be dealt out evenly, or if all heads choose."""
-        if self.by_head and any(s.chooses_from is not None for s in attention_shapes(shapes)):
+        if self.by_head and chooses_tokens(shapes):
             raise UserError(
                 "--partition head: expected attention to all tokens, got a model whose heads attend to what an indexer "
                 "chooses, or to compressed entries; use --partition request"

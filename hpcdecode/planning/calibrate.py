@@ -13,13 +13,8 @@ import msgspec
 import numpy as np
 import torch
 
-from hpcdecode.attention.shapes import (
-    LayerShape,
-    RecurrentShape,
-    attention_shapes,
-    recurrent_shapes,
-    with_states_as,
-)
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, attention_shapes, recurrent_shapes, with_states_as
 from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine import setup

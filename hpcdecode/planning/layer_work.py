@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, attention_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, MixerShape, attention_shapes
 from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.planning.hardware import COMPUTE_EFFICIENCY
 

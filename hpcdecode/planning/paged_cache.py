@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcdecode.attention.page_sizes import sizes_in_memory
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, attention_shapes
 from hpcdecode.attention.sizes import block_tokens_for
 from hpcdecode.attention.streamed import StreamedKvCache
 from hpcdecode.system.swap_tiers import HostTier

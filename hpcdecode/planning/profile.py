@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, state_dtype_of
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, state_dtype_of
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.kv_unit import KvUnit

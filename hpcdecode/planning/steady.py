@@ -11,7 +11,8 @@ from hpcdecode.attention.base import KvCache, PromptAttention
 from hpcdecode.attention.open import open_layers
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, example_weights, recurrent_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, example_weights
+from hpcdecode.attention.shapes import LayerShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import capacity_for
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.prefill import PromptKvCache

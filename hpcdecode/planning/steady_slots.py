@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hpcdecode.attention.base import KvCache
 from hpcdecode.attention.hybrid import HybridKvCache
-from hpcdecode.attention.shapes import MixerShape, RecurrentShape, attention_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import MixerShape, attention_shapes
 from hpcdecode.planning.steady_load import SteadyLoad
 
 _FILL = 1024  # random rows that are repeated in the KV cache

@@ -9,7 +9,8 @@ import msgspec
 
 from hpcdecode.attention.footprint import Footprint
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import block_tokens_for, bytes_per_token, footprint_for
 from hpcdecode.engine.kv_swap import chunk_blocks, chunk_bytes
 from hpcdecode.engine.tier_speed import TierSpeed, speed_here

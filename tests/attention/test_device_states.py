@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hpcdecode.attention.base import KvCapacityError
 from hpcdecode.attention.cuda import serves_states
 from hpcdecode.attention.device_states import DeviceStateStore
-from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.bench.stateful_layers import exact, random_numbers, random_rows
 from tests.support.recurrent_cases import LAYERS, open_store, step, take
 from tests.support.told import Told

@@ -12,7 +12,8 @@ from hpcdecode.attention.cuda import CudaKvCache
 from hpcdecode.attention.host import HostKvCache
 from hpcdecode.attention.hybrid import HybridKvCache
 from hpcdecode.attention.open import by_kernels, device_capacity, open_layers, open_on_device, torch_bytes
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, attention_shapes, recurrent_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import ENDLESS_BLOCK, state_tokens_for
 from hpcdecode.attention.torch_cache import TorchKvCache
 from hpcdecode.bench.stateful_layers import random_numbers, random_rows

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from hpcdecode import _attn_cpu
 from hpcdecode._attn_cpu import KvCache, StateStore, state_bytes
 from hpcdecode.attention.cpu_states import native_recurrent, reserved_bytes
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, RecurrentWeights
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.sizes import bytes_per_token, state_tokens_for
 from hpcdecode.bench.stateful_layers import exact, random_numbers, random_rows
 from tests.support.mappings import resident

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench import peer_runner
 from hpcdecode.bench.contenders import Peer, Site
 from hpcdecode.bench.limits import PREFILL_TOKENS, IdealTimes, ideal

@@ -7,7 +7,8 @@ import argparse
 import pytest
 import torch
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench import steps
 from hpcdecode.bench.mixed_models import WITH_EXPERTS, touched_bytes
 from hpcdecode.errors import UserError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.engine.announce import _members
 from hpcdecode.engine.setup import MemberPart, Setup
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.exchange.base import PackedRows
 from hpcdecode.exchange.device import PlainMemory
 from hpcdecode.exchange.local import LocalParcel

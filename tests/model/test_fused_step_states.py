@@ -9,7 +9,8 @@ import torch
 from hpcdecode import LLM, SamplingParams
 from hpcdecode.attention.cpu_step import moved_bytes
 from hpcdecode.attention.open import open_layers
-from hpcdecode.attention.shapes import RecurrentShape, with_states_as
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import with_states_as
 from hpcdecode.engine.executors import FusedExecutor
 from hpcdecode.exchange.base import joined
 from hpcdecode.model import load_split

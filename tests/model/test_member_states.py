@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.cache import cached_trace
 from hpcdecode.model.frontend.choose import leave_out_indexers

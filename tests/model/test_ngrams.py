@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from hpcdecode import LLM, SamplingParams
-from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.checkpoint import open_checkpoint

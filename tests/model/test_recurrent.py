@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hpcdecode.attention.shapes import LayerShape, RecurrentShape, state_bytes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, state_bytes
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.elementwise import PIECE, steady
 from tests.support.hybrids import HYBRIDS

@@ -12,7 +12,8 @@ import torch
 
 from hpcdecode.attention.cpu_states import CpuStateStore, reserved_bytes
 from hpcdecode.attention.open import open_layers
-from hpcdecode.attention.shapes import LayerShape, attention_shapes, example_weights, recurrent_shapes
+from hpcdecode.attention.recurrent_shapes import example_weights
+from hpcdecode.attention.shapes import LayerShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import ENDLESS_BLOCK, block_tokens_for, bytes_per_token, capacity_for, state_tokens_for
 from hpcdecode.bench.stateful_layers import KNOWN
 from hpcdecode.exchange.base import Share

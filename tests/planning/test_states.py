@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from hpcdecode.attention.base import KV_DTYPES
 from hpcdecode.attention.footprint import WHOLE, Footprint
-from hpcdecode.attention.shapes import IndexerShape, LayerShape, MixerShape, RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import IndexerShape, LayerShape, MixerShape
 from hpcdecode.attention.sizes import ENDLESS_BLOCK
 from hpcdecode.cli import main
 from hpcdecode.errors import UserError

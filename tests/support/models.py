@@ -13,7 +13,7 @@ import transformers
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from hpcdecode.attention.plain import attend_rows, chosen_positions
-from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
 from hpcdecode.model.frontend.architectures import model_class

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hpcdecode._attn_cpu import StateStore
 from hpcdecode.attention.cpu_states import native_recurrent
-from hpcdecode.attention.shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 

@@ -10,7 +10,8 @@ import torch
 from hpcdecode.attention.open import open_kv_cache, open_layers
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
-from hpcdecode.attention.shapes import RecurrentShape, attention_shapes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import attention_shapes
 from hpcdecode.attention.sizes import block_tokens_for, footprint_for
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.kv_swap import chunk_blocks

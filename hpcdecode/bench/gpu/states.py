@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from hpcdecode.attention.device_states import DeviceStateStore
-from hpcdecode.attention.shapes import RecurrentShape
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.bench.device_clock import device_seconds
 from hpcdecode.bench.gpu.measure import against_copies
 from hpcdecode.bench.output import Case

@@ -8,7 +8,8 @@ from typing import TypedDict
 import torch
 from torch import fx
 
-from hpcdecode.attention.shapes import LayerShape, MixerShape, RecurrentShape, state_bytes
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
+from hpcdecode.attention.shapes import LayerShape, MixerShape, state_bytes
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.split import Slice, Split
 

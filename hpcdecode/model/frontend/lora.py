@@ -95,7 +95,9 @@ def updates_of(adapter: AdapterFile, weights: Mapping[str, TargetWeight]) -> dic
         names = _targeted(adapter, own, weights)
         if not names:
             if own != module:
-                raise refused(adapter.folder, f"one update a module, got {module!r:.200}")
+                known = any(name.startswith(f"{own}.") for name in weights)
+                expected = "one update a module" if known else "weights of the model, which has no such module"
+                raise refused(adapter.folder, f"{expected}, got {module!r:.200}")
             found[f"{module}.weight"] = _update(adapter, module, parts)
             continue
         place = len(names) - 1 - module.count(WRAPPED)  # what updates the last one is around the others

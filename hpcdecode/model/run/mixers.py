@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.attention.shapes import IndexerShape, LayerShape, MixerShape, RecurrentShape, RecurrentWeights
+from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.shapes import IndexerShape, LayerShape, MixerShape
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.mixers import recur_arguments
 from hpcdecode.model.frontend.operators import ATTEND

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcdecode.attention.shapes import MixerShape, RecurrentWeights
+from hpcdecode.attention.recurrent_shapes import RecurrentWeights
+from hpcdecode.attention.shapes import MixerShape
 from hpcdecode.model.frontend.adapters import with_numbers
 from hpcdecode.model.frontend.describe import Description, describe
 from hpcdecode.model.frontend.mapped import in_checkpoints
