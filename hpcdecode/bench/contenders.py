@@ -17,7 +17,8 @@ import h5py
 
 from hpcdecode.attention.base import multiplies_bfloat16
 from hpcdecode.bench.limits import PREFILL_TOKENS, IdealTimes
-from hpcdecode.bench.mixed_models import MIXED, mixed_checkpoint, mixed_shape
+from hpcdecode.bench.mixed_configs import MIXED
+from hpcdecode.bench.mixed_models import mixed_checkpoint, mixed_shape
 from hpcdecode.bench.workload import Shape, Workload, checkpoint, label, made, prompt_file, shape_of
 from hpcdecode.errors import UserError
 from hpcdecode.system.cores import SETTINGS

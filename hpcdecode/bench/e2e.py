@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 
 from hpcdecode.bench.contenders import LIBRARY, PEERS, Hpcdecode, MeasuredRun, Peer, Site
 from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, ideal
-from hpcdecode.bench.mixed_models import MIXED
+from hpcdecode.bench.mixed_configs import MIXED
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import SHAPES, WORKLOADS, Workload, default_folder, shape_of
 from hpcdecode.errors import UserError

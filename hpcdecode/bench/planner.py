@@ -20,7 +20,8 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcdecode.bench.contenders import Site, launcher
-from hpcdecode.bench.mixed_models import MIXED, mixed_checkpoint
+from hpcdecode.bench.mixed_configs import MIXED
+from hpcdecode.bench.mixed_models import mixed_checkpoint
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.predicted import Found, PredictedCase, Predictions
 from hpcdecode.bench.workload import SHAPES, default_folder

@@ -23,7 +23,8 @@ from hpcdecode.attention.open import open_layers
 from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.attention.shapes import MixerShape, attention_shapes, state_bytes
 from hpcdecode.attention.sizes import bytes_per_token
-from hpcdecode.bench.mixed_models import MIXED, WITH_EXPERTS, mixed_checkpoint, touched_bytes
+from hpcdecode.bench.mixed_configs import MIXED, WITH_EXPERTS
+from hpcdecode.bench.mixed_models import mixed_checkpoint, touched_bytes
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.bench.workload import default_folder
 from hpcdecode.errors import UserError

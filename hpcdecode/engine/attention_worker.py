@@ -13,9 +13,9 @@ from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.host import HostKvCache
 from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.errors import InvariantViolation
-from hpcdecode.exchange.base import Piece, Share
 from hpcdecode.exchange.device import Accelerator
 from hpcdecode.exchange.device_pieces import DevicePieces
+from hpcdecode.exchange.shares import Piece, Share
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.system.timeline import Timeline
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from hpcdecode.attention.base import LayerRows
 from hpcdecode.attention.shapes import LayerShape, MixerShape
-from hpcdecode.exchange.base import Attention, OnlyEnd, PackedRows, Parcel, Piece, Share, joined, prompt_columns
+from hpcdecode.exchange.base import Attention, OnlyEnd, PackedRows, Parcel, joined
 from hpcdecode.exchange.device import Memory, PlainMemory
+from hpcdecode.exchange.shares import Piece, Share, prompt_columns
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
 

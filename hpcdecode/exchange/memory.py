@@ -20,9 +20,10 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcdecode.attention.shapes import LayerShape, MixerShape
-from hpcdecode.exchange.base import PackedRows, Piece, prompt_columns
+from hpcdecode.exchange.base import PackedRows
 from hpcdecode.exchange.device import Memory, PlainMemory
 from hpcdecode.exchange.partition import Partition, RankColumns
+from hpcdecode.exchange.shares import Piece, prompt_columns
 from hpcdecode.mpi.message import post, receive, send
 from hpcdecode.mpi.wait import wait
 from hpcdecode.system.memory import available_bytes

@@ -14,10 +14,11 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcdecode.attention.shapes import LayerShape, MixerShape
-from hpcdecode.exchange.base import Parcel, Share
+from hpcdecode.exchange.base import Parcel
 from hpcdecode.exchange.memory import LaneMemory, LaneSpec, Message
 from hpcdecode.exchange.outgoing import Addressed, Outgoing, Requests, outgoing_of
 from hpcdecode.exchange.returns import ReturnReceiver, ReturnTeller
+from hpcdecode.exchange.shares import Share
 from hpcdecode.mpi.wait import Waitable, wait
 from hpcdecode.schedule.plan import Plan, wire_length
 

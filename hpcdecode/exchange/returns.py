@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from mpi4py import MPI
 
-from hpcdecode.exchange.base import Share
+from hpcdecode.exchange.shares import Share
 from hpcdecode.mpi.wait import wait
 
 _SWAP = 4  # message tag, beside those of `mpi`

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcdecode.attention.footprint import Footprint
 from hpcdecode.errors import InvariantViolation
-from hpcdecode.exchange.base import Share
+from hpcdecode.exchange.shares import Share
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.outcome import Gaps, LoadHistory, SimulationOutcome

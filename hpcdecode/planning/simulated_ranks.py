@@ -19,7 +19,7 @@ from hpcdecode.attention.pages import Pages
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.streamed import StreamedKvCache, row_bytes_of
 from hpcdecode.engine.tier_speed import TierSpeed
-from hpcdecode.exchange.base import Share
+from hpcdecode.exchange.shares import Share
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.moves import SimulatedMovers, SimulatedStore, SimulatedTier
 from hpcdecode.system.tier import Tier

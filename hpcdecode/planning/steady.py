@@ -19,9 +19,10 @@ from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.programs import PlanOrder, serve
 from hpcdecode.engine.r_rank import lane_program
 from hpcdecode.engine.s_rank import SRank
-from hpcdecode.exchange.base import Share, SLink
+from hpcdecode.exchange.base import SLink
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.exchange.partition import Partition
+from hpcdecode.exchange.shares import Share
 from hpcdecode.model import SplitModel
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.paged_cache import paged_cache

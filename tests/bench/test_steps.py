@@ -10,7 +10,8 @@ import torch
 from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.bench import steps
-from hpcdecode.bench.mixed_models import WITH_EXPERTS, touched_bytes
+from hpcdecode.bench.mixed_configs import WITH_EXPERTS
+from hpcdecode.bench.mixed_models import touched_bytes
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 

@@ -22,7 +22,7 @@ from hpcdecode.attention.torch_rows import layer_bytes
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.kv_swap import KvSwap
 from hpcdecode.errors import InvariantViolation
-from hpcdecode.exchange.base import Share
+from hpcdecode.exchange.shares import Share
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.system.swap_tiers import FileTier, HostTier
 from hpcdecode.system.timeline import Timeline

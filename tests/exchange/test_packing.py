@@ -8,11 +8,12 @@ import torch
 
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.exchange import packing as module
-from hpcdecode.exchange.base import Share, side_by_side
+from hpcdecode.exchange.base import side_by_side
 from hpcdecode.exchange.device import PlainMemory
 from hpcdecode.exchange.memory import RankMemory
 from hpcdecode.exchange.packing import Packing
 from hpcdecode.exchange.partition import Partition
+from hpcdecode.exchange.shares import Share
 from hpcdecode.schedule.plan import Plan
 
 HOST = torch.device("cpu")

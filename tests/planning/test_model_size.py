@@ -16,9 +16,9 @@ from hpcdecode.attention.recurrent_shapes import example_weights
 from hpcdecode.attention.shapes import LayerShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import ENDLESS_BLOCK, block_tokens_for, bytes_per_token, capacity_for, state_tokens_for
 from hpcdecode.bench.stateful_layers import KNOWN
-from hpcdecode.exchange.base import Share
 from hpcdecode.exchange.device import PlainMemory
 from hpcdecode.exchange.memory import RankMemory
+from hpcdecode.exchange.shares import Share
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.checkpoint import open_checkpoint
 from hpcdecode.planning.group_shape import member_bytes

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from hpcdecode.attention.shapes import LayerShape
-from hpcdecode.exchange.base import PackedRows, Share
+from hpcdecode.exchange.base import PackedRows
 from hpcdecode.exchange.local import LocalParcel
+from hpcdecode.exchange.shares import Share
 from hpcdecode.schedule.plan import Plan
 
 # R-ranks of decode rows, and R-rank, slot and tokens of prompts, of a few steps

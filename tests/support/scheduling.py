@@ -10,7 +10,7 @@ from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.sizes import footprint_for
 from hpcdecode.engine.attention_worker import AttentionWorker
-from hpcdecode.exchange.base import Share
+from hpcdecode.exchange.shares import Share
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.stops import Stops
