@@ -288,12 +288,12 @@ class ExpertProduct:
         """Describe the GEMMs.
 
         Args:
-            product: The GEMM of one expert.
+            product: The GEMM of one expert. Its update is by the experts of all adapters.
             experts: Number of experts, whose packed weights follow on each other.
             first: Number of the first of them. Rows of others become zeros.
             choices: Experts that are chosen for a token, each of which has a row of the result.
             shared: A token has one row of activations for all of them, not one for each.
-            adapters: Number of adapters, each of which has weights of all experts; 0 for weights of no adapter.
+            adapters: Number of adapters, each of which has weights of all experts; 0 for weights of the experts.
 
         Raises:
             ValueError: If there are no experts or choices, or product has several heads.
@@ -425,8 +425,9 @@ class Chain:
         Args:
             stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (x, weight, adapters, h, B,
                 y) of one with an update, (x, experts, weight, y) of one of experts, (x, experts, weight, adapters, y)
-                of one of adapters' experts, (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, sum) of an
-                AdapterSum, (qkv, out) of an attention, or those that the steps of a fused kernel name.
+                of one of adapters' experts, (x, experts, weight, adapters, h, B, y) of one of experts with an update,
+                (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, sum) of an AdapterSum, (qkv, out) of an
+                attention, or those that the steps of a fused kernel name.
             given: Number of tensors of a call; the passed ones are numbered after them.
             passed: For every tensor that stages hand on, the bytes of its rows, where they begin in a block's memory,
                 and where it begins in a row, which several tensors may share.

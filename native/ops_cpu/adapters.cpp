@@ -104,14 +104,13 @@ void AdapterSum::run(int64_t rows, const Update& update, const Rows& y, const Ro
 }
 
 void Product::run_updated(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, const Update& update,
-                          int member, int members, const char* next, Beside* beside) const {
-    const Panels mine = own(member, members);
+                          const Panels& panels, const char* next, Beside* beside) const {
     const int64_t count = blocks(rows);
     alignas(kLine) char results[kMostTileRows * kPanel * sizeof(float)];
     for (int64_t b = 0; b < count; ++b) {
         const int64_t first = share(rows, b, count), last = share(rows, b + 1, count);
-        const char* then = b + 1 < count ? reinterpret_cast<const char*>(panel(weight, mine.first)) : next;
-        PanelUpdate added(*update_, adapters_, update, {first, last}, mine);
+        const char* then = b + 1 < count ? reinterpret_cast<const char*>(panel(weight, panels.first)) : next;
+        PanelUpdate added(*update_, adapters_, update, {first, last}, panels);
         const auto visit = [&](Tile& tile, int64_t row, int tall, int64_t number) {
             char* const to = out.data + row * out.row_bytes + first_byte(number);
             if (added.empty() || gate_ == nullptr) {
@@ -127,7 +126,7 @@ void Product::run_updated(int64_t rows, const Rows& x, const Rows& weight, const
             added.add(number, row, tall, columns(number), {tile.out, tile.out_bytes});
             if (gate_ != nullptr) gate_(tall, results, to, out.row_bytes);
         };
-        each_tile_of({first, last}, x, weight, mine, then, beside, visit);
+        each_tile_of({first, last}, x, weight, panels, then, beside, visit);
     }
 }
 

@@ -185,8 +185,9 @@ What a block hands from stage to stage stays in cache.)")
 Args:
     stages: Pairs of work and the numbers of its tensors: (x, weight, y) of a GEMM, (x, weight, adapters, h, B,
         y) of one with an update, (x, experts, weight, y) of one of experts, (x, experts, weight, adapters, y)
-        of one of adapters' experts, (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, sum) of an
-        AdapterSum, (qkv, out) of an attention, or those that the steps of a fused kernel name.
+        of one of adapters' experts, (x, experts, weight, adapters, h, B, y) of one of experts with an update,
+        (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, sum) of an AdapterSum, (qkv, out) of an
+        attention, or those that the steps of a fused kernel name.
     given: Number of tensors of a call; the passed ones are numbered after them.
     passed: For every tensor that stages hand on, the bytes of its rows, where they begin in a block's memory,
         and where it begins in a row, which several tensors may share.

@@ -152,12 +152,12 @@ Every row is multiplied by the weight of the expert that was chosen for it, or b
              R"(Describe the GEMMs.
 
 Args:
-    product: The GEMM of one expert.
+    product: The GEMM of one expert. Its update is by the experts of all adapters.
     experts: Number of experts, whose packed weights follow on each other.
     first: Number of the first of them. Rows of others become zeros.
     choices: Experts that are chosen for a token, each of which has a row of the result.
     shared: A token has one row of activations for all of them, not one for each.
-    adapters: Number of adapters, each of which has weights of all experts; 0 for weights of no adapter.
+    adapters: Number of adapters, each of which has weights of all experts; 0 for weights of the experts.
 
 Raises:
     ValueError: If there are no experts or choices, or product has several heads.)");

@@ -21,7 +21,7 @@ constexpr int64_t kMostTiles = 8;    // of a block
 size_t tensors_of(const decltype(Stage::work)& work) {
     if (const auto* kernel = std::get_if<FusedKernel>(&work)) return kernel->tensors();
     if (const auto* product = std::get_if<Product>(&work)) return product->updates() ? 6 : 3;
-    if (const auto* experts = std::get_if<ExpertProduct>(&work)) return experts->adapts() ? 5 : 4;
+    if (const auto* experts = std::get_if<ExpertProduct>(&work)) return experts->tensors();
     if (std::holds_alternative<AdapterProduct>(work)) return 4;
     return std::holds_alternative<AdapterSum>(work) ? 5 : 2;
 }
@@ -203,14 +203,16 @@ void Chain::Block::run(Beside* beside) {
         } else if (const auto* sum = std::get_if<AdapterSum>(&stage.work)) {
             sum->run(count_, {own_[0], own_[2], own_[3]}, own_[1], own_[4], me_.number, me_.of);
         } else if (const auto* experts = std::get_if<ExpertProduct>(&stage.work)) {
-            const ExpertRows rows{count_, own_[1], own_[0], own_.back(), own_[3]};
+            ExpertRows rows{count_, own_[1], own_[0], own_.back(), own_[3]};
+            if (own_.size() == 7) rows.low = own_[4], rows.b = own_[5];
             taken_ = experts->run(rows, own_[2].data, me_.number, me_.of, group_.next, taken_);
         } else {
             const auto& product = std::get<Product>(stage.work);
             const char* next = chain_.next_weights(tensors_.data(), stage_, me_);
             if (product.updates()) {
                 const Update update{own_[2], own_[3], own_[4]};
-                product.run_updated(count_, own_[0], own_[1], own_[5], update, me_.number, me_.of, next, beside);
+                const Panels mine = product.own(me_.number, me_.of);
+                product.run_updated(count_, own_[0], own_[1], own_[5], update, mine, next, beside);
             } else {
                 product.run(count_, own_[0], own_[1], own_[2], me_.number, me_.of, next, beside);
             }

@@ -27,6 +27,7 @@ struct Attention {
 // tensors: Numbers of the tensors that a fused kernel names, or of
 //   (x, weight, result) of a GEMM, (x, weight, adapters, h, B, result) of one with an update,
 //   (x, experts, weight, result) of one of experts, (x, experts, weight, adapters, result) of one of adapters' experts,
+//   (x, experts, weight, adapters, h, B, result) of one of experts with an update,
 //   (adapters, x, A, h) of an AdapterProduct, (adapters, y, h, B, result) of an AdapterSum, (qkv, out) of an attention.
 struct Stage {
     std::variant<FusedKernel, Product, ExpertProduct, AdapterProduct, AdapterSum, Attention> work;

@@ -91,6 +91,8 @@ ExpertProduct::ExpertProduct(const Product& product, int64_t experts, int64_t fi
     if (experts < 1 || first < 0 || adapters < 0) throw std::invalid_argument("expert product: expected experts");
     if (choices < 1) throw std::invalid_argument("expert product: expected a choice for every token");
     if (product.heads() != 1) throw std::invalid_argument("expert product: expected one head");
+    if (product.updates() && adapters > 0)
+        throw std::invalid_argument("expert product: expected weights of experts to update, got those of adapters");
 }
 
 // Returns the number of the weight of row r, or -1 if there is none.
@@ -122,7 +124,11 @@ int64_t ExpertProduct::run(const ExpertRows& rows, const char* weight, int membe
         then = next++ - begin;
         if (held != unit.first) gathered = call.gathered(unit);
         held = unit.first;
-        multiply(call, unit, gathered, then < count ? &units[then] : nullptr);
+        const uint32_t* next_panel =
+            then < count ? product_.panel(call.weight_of(units[then]), units[then].panels.first) : nullptr;
+        const auto* after = reinterpret_cast<const char*>(next_panel);
+        if (!product_.updates() || !multiply_updated(call, unit, gathered, after))
+            multiply(call, unit, gathered, after);
     }
     return begin + count + members;  // every member took one that there is not
 }
@@ -139,7 +145,7 @@ Rows ExpertProduct::Call::gathered(const Unit& unit) const {
     return made;
 }
 
-void ExpertProduct::multiply(const Call& call, const Unit& unit, const Rows& gathered, const Unit* after) const {
+void ExpertProduct::multiply(const Call& call, const Unit& unit, const Rows& gathered, const char* next) const {
     constexpr int64_t kApart = kPanel * sizeof(float);
     alignas(kLine) char results[kMostTileRows * kApart];
     const int64_t* rows = call.sorted.order.data() + unit.first;
@@ -151,9 +157,40 @@ void ExpertProduct::multiply(const Call& call, const Unit& unit, const Rows& gat
             std::memcpy(call.out(rows[row + i]) + product_.first_byte(panel), results + i * kApart,
                         product_.bytes(panel));
     };
-    const uint32_t* next = after == nullptr ? nullptr : product_.panel(call.weight_of(*after), after->panels.first);
-    product_.each_tile(unit.count, gathered, call.weight_of(unit), unit.panels, reinterpret_cast<const char*>(next),
-                       nullptr, visit);
+    product_.each_tile(unit.count, gathered, call.weight_of(unit), unit.panels, next, nullptr, visit);
+}
+
+// Computes a unit whose outputs are updated; returns false, and computes nothing, if no row of it has an adapter.
+bool ExpertProduct::multiply_updated(const Call& call, const Unit& unit, const Rows& gathered, const char* next) const {
+    static thread_local std::vector<int64_t> numbers;
+    static thread_local std::vector<char> low_memory, out_memory;
+    const int64_t* rows = call.sorted.order.data() + unit.first;
+    const auto adapter = [&](int64_t i) {
+        return *reinterpret_cast<const int64_t*>(call.rows.adapters.data +
+                                                 rows[i] / choices_ * call.rows.adapters.row_bytes);
+    };
+    numbers.resize(unit.count);
+    bool any = false;
+    for (int64_t i = 0; i < unit.count; ++i) {
+        numbers[i] = adapter(i) < 0 ? -1 : adapter(i) * experts_ + unit.weight;
+        any = any || numbers[i] >= 0;
+    }
+    if (!any) return false;
+    const int64_t low_bytes = product_.update().x_bytes();
+    const Rows low = rows_in(low_memory, unit.count, low_bytes);
+    for (int64_t i = 0; i < unit.count; ++i)
+        std::memcpy(low.data + i * low.row_bytes,
+                    call.rows.low.data + rows[i] / choices_ * call.rows.low.row_bytes + rows[i] % choices_ * low_bytes,
+                    low_bytes);
+    const Rows made = rows_in(out_memory, unit.count, product_.out_bytes());
+    const Rows of_rows{reinterpret_cast<char*>(numbers.data()), sizeof(int64_t)};
+    product_.run_updated(unit.count, gathered, call.weight_of(unit), made, {of_rows, low, call.rows.b}, unit.panels,
+                         next, nullptr);
+    const int64_t last = unit.panels.last - 1, begin = product_.first_byte(unit.panels.first);
+    const int64_t bytes = product_.first_byte(last) + product_.bytes(last) - begin;
+    for (int64_t i = 0; i < unit.count; ++i)
+        std::memcpy(call.out(rows[i]) + begin, made.data + i * made.row_bytes + begin, bytes);
+    return true;
 }
 
 }  // namespace hpcdecode::ops

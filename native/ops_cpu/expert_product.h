@@ -1,7 +1,7 @@
 // GEMMs of rows by the weights of experts: every row is multiplied by the weight of the expert that was chosen for it.
 //
 // With adapters (LoRA) every adapter has weights of its own for every expert, and a row is multiplied by those that its
-// token's adapter has for its expert.
+// token's adapter has for its expert. They take the place of the expert's (h = A x), or update its outputs (+ B h).
 //
 // Rows of one expert are gathered, so that a panel of its weight is read once for many of them. A row's bits depend on
 // nothing but the row and its expert (product.h).
@@ -20,15 +20,16 @@ struct ExpertRows {
     Rows x;         // of a token: rows of all choices, or one if they are shared
     Rows out;       // of a token: rows of all choices
     Rows adapters;  // int64 of a token, -1 for none; without adapters not read
+    Rows low, b;    // with an update: h of all choices, and the packed B of every adapter's experts
 };
 
 class ExpertProduct {
   public:
-    // product: The GEMM of one expert; its heads must be one. experts: Number of experts, whose packed weights follow
-    // on each other. first: Number of the first of them; rows of others become zeros. choices: Rows of a token.
-    // shared: `x` has one row for all choices. adapters: Number of adapters, whose weights of all experts follow on
-    // each other, so that rows of tokens without an adapter become zeros; 0 for weights of no adapter. Throws
-    // std::invalid_argument.
+    // product: The GEMM of one expert; its heads must be one. Its update is that of all adapters' experts. experts:
+    // Number of experts, whose packed weights follow on each other. first: Number of the first of them; rows of others
+    // become zeros. choices: Rows of a token. shared: `x` has one row for all choices. adapters: Number of adapters,
+    // whose weights of all experts follow on each other, so that rows of tokens without an adapter become zeros; 0 for
+    // weights of the experts. Throws std::invalid_argument.
     ExpertProduct(const Product& product, int64_t experts, int64_t first, int64_t choices, bool shared,
                   int64_t adapters);
 
@@ -37,7 +38,8 @@ class ExpertProduct {
     int64_t run(const ExpertRows& rows, const char* weight, int member, int members, std::atomic<int64_t>& next,
                 int64_t begin) const;
 
-    bool adapts() const { return adapters_ > 0; }
+    // Returns how many tensors a stage of a chain has.
+    size_t tensors() const { return product_.updates() ? 7 : adapters_ > 0 ? 5 : 4; }
 
   private:
     struct Call;
@@ -45,7 +47,8 @@ class ExpertProduct {
     class Sorted;
 
     int64_t weight_of(const ExpertRows& rows, int64_t r) const;
-    void multiply(const Call& call, const Unit& unit, const Rows& gathered, const Unit* after) const;
+    void multiply(const Call& call, const Unit& unit, const Rows& gathered, const char* next) const;
+    bool multiply_updated(const Call& call, const Unit& unit, const Rows& gathered, const char* next) const;
 
     Product product_;
     int64_t experts_, first_, choices_;

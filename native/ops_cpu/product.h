@@ -99,8 +99,9 @@ class Product {
              const char* next, Beside* beside) const;
 
     // Computes them with an update, if it has one. The bits of a row without an adapter are those that it has in `run`.
-    void run_updated(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, const Update& update, int member,
-                     int members, const char* next, Beside* beside) const;
+    // panels: Those that are computed; others of `out` stay as they are.
+    void run_updated(int64_t rows, const Rows& x, const Rows& weight, const Rows& out, const Update& update,
+                     const Panels& panels, const char* next, Beside* beside) const;
 
     // Calls visit(tile, row, count, panel) for every tile of some panels; the tile has no `out` yet. Many rows are
     // taken in blocks that stay in a core's cache, and panels in order for each block.
@@ -129,6 +130,7 @@ class Product {
     int64_t heads() const { return heads_; }
     int tile_rows() const { return tile_rows_; }
     bool updates() const { return update_ != nullptr; }
+    const Product& update() const { return *update_; }  // if it has one
     bool gated() const { return gate_ != nullptr; }
     int64_t out_size() const { return out_size_; }
 

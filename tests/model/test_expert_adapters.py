@@ -7,7 +7,9 @@ from functools import partial
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
@@ -122,6 +124,18 @@ def test_adapters_of_single_experts(checkpoint, tmp_path):
     torch.testing.assert_close(
         of_first_tokens(model, IDS, torch.ones(70, dtype=torch.int64)), wanted, rtol=1e-4, atol=1e-4
     )
+
+
+def test_a_head_that_is_tied_to_embeddings(checkpoint, tmp_path):
+    """The embeddings stay as they are, as PEFT has it before it merges."""
+    path = checkpoint("llama3")
+    folder = adapter(path, tmp_path / "a", target_modules=["lm_head", "q_proj"], r=4)
+    model = load_split(path, dtype="float32", adapters={"a": str(folder)})
+    found = of_first_tokens(model, IDS, torch.zeros(70, dtype=torch.int64))
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), folder)
+    torch.testing.assert_close(found, theirs(torch.tensor(IDS)[:, None]).logits[:, 0], rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserError, match="weights of one use each, got 'lm_head', which is tied to another weight"):
+        load_split(path, dtype="float32", lora=str(folder))
 
 
 def test_what_cannot_be_chosen_is_refused(checkpoint, tmp_path):

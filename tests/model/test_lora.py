@@ -8,7 +8,6 @@ import shutil
 import msgspec
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from hpcdecode import LLM, SamplingParams
 from hpcdecode.config import Job
@@ -17,7 +16,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.lower import quantize
 from hpcdecode.model.run.load import ModelPart
-from tests.support.adapters import adapter, theirs
+from tests.support.adapters import adapter, edit, state, theirs
 from tests.support.gguf_files import write
 from tests.support.models import Attention, step
 from tests.support.quantised import pair
@@ -132,17 +131,6 @@ def test_what_is_bound_is_of_the_merged_model(options, dtype, checkpoint, folder
 @pytest.mark.skipif(not quantize.exact(), reason="this CPU has no exact int8 products")
 def test_int8_weights_are_those_of_the_merged_model(checkpoint, folder, merged):
     close(logits(checkpoint("llama2"), folder, quantised="int8"), logits(merged, None, quantised="int8"))
-
-
-def state(path, **values):
-    stated = json.loads((path / "adapter_config.json").read_text())
-    (path / "adapter_config.json").write_text(json.dumps({**stated, **values}))
-
-
-def edit(path, change):
-    tensors = load_file(path / "adapter_model.safetensors")
-    change(tensors)
-    save_file(tensors, path / "adapter_model.safetensors")
 
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"

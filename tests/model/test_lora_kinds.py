@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssConfig, Qwen3MoeConfig
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.run.load import ModelPart
-from tests.support.adapters import ALL, EXPERTS, adapter, theirs
+from tests.support.adapters import ALL, EXPERTS, adapter, edit, state, theirs
 from tests.support.gguf_files import GPT_OSS, GPT_OSS_VALUES, SHAPE, write
 from tests.support.models import Attention, save, step
 
@@ -101,17 +99,6 @@ def test_a_gguf_file_of_stacked_experts_takes_it(name, tmp_path):
     close(logits(made.file, folder), logits(made.plain, folder))
 
 
-def edit(path, change):
-    tensors = load_file(path / "adapter_model.safetensors")
-    change(tensors)
-    save_file(tensors, path / "adapter_model.safetensors")
-
-
-def state(path, **values):
-    stated = json.loads((path / "adapter_config.json").read_text())
-    (path / "adapter_config.json").write_text(json.dumps({**stated, **values}))
-
-
 def swap(tensors):
     """Let A and B of experts stand as versions of PEFT before 0.19 wrote them."""
     for key in [key for key in tensors if "experts" in key and "lora_A" in key]:
@@ -149,28 +136,6 @@ def test_of_square_weights_the_version_says_which_is_which(checkpoint, tmp_path)
     close(logits(tmp_path / "m", folder), expected)
     state(folder, peft_version=None)
     close(logits(tmp_path / "m", folder), expected)
-
-
-def of_single_experts(model, folder):
-    """Write an adapter of some experts, each a module, and the model with it merged; return both directories."""
-    made, tensors = adapter(model, folder / "a", target_modules=["q_proj"], r=4, lora_alpha=8), {}
-    merged = shutil.copytree(model, folder / "merged")
-    weights = load_file(merged / "model.safetensors")
-    generator = torch.Generator().manual_seed(5)
-    for e, name in ((0, "gate_proj"), (0, "up_proj"), (3, "up_proj"), (5, "down_proj"), (7, "gate_proj")):
-        key = f"model.layers.0.mlp.experts.{e}.{name}"
-        outputs, inputs = weights[f"{key}.weight"].shape
-        a, b = (torch.randn(shape, generator=generator) * 0.3 for shape in ((4, inputs), (outputs, 4)))
-        tensors |= {f"base_model.model.{key}.lora_A.weight": a, f"base_model.model.{key}.lora_B.weight": b}
-        weights[f"{key}.weight"] += 2 * b @ a
-    save_file(tensors, made / "adapter_model.safetensors")
-    save_file(weights, merged / "model.safetensors", {"format": "pt"})
-    return made, merged
-
-
-def test_an_adapter_of_single_experts(checkpoint, tmp_path):
-    folder, merged = of_single_experts(checkpoint("qwen3_moe"), tmp_path)
-    close(logits(checkpoint("qwen3_moe"), folder), logits(merged))
 
 
 DAMAGED = {

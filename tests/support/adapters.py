@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.support.models import Attention
@@ -57,6 +58,19 @@ def adapter(model, folder, seed: int = 0, **options) -> Path:
                 weight.copy_(torch.randn(weight.shape) * weight.shape[-1] ** -0.5)
     made.save_pretrained(folder)
     return folder
+
+
+def edit(folder, change) -> None:
+    """Change the tensors of an adapter, in place."""
+    tensors = load_file(f"{folder}/adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, f"{folder}/adapter_model.safetensors")
+
+
+def state(folder, **values) -> None:
+    """Change what the config of an adapter states."""
+    path = Path(folder) / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def four(model, folder) -> dict[str, str]:

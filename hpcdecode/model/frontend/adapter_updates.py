@@ -136,10 +136,6 @@ def read_updates(
         weight, module = names.get(key, key), update.module
         if update.magnitude is not None:
             raise not_kept_apart(folder, name, "no magnitudes (use_dora), which rows cannot choose")
-        if weight in sources.ties or weight in sources.ties.values():
-            raise not_kept_apart(
-                folder, name, f"weights of one use each, got {module!r:.200}, which is tied to another"
-            )
         if weight not in weights and key not in experts:
             raise not_kept_apart(folder, name, f"weights of the model, got {module!r:.200}, which it does not have")
         if weight not in weights:
@@ -186,7 +182,8 @@ def _require_own_tensors(
     PEFT writes those of embeddings, unchanged, too, where it updates the LM head.
     """
     for key, stored in adapter.whole.items():
-        own = tensors.get(sources.keys.get(key, key))
+        held = sources.ties.get(key, key)
+        own = tensors.get(sources.keys.get(held, held))
         if own is None or own.shape != stored.shape or not _same(own(), stored()):
             raise not_kept_apart(adapter.folder, name, f"no tensors but the model's own, got another {key!r:.200}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from hpcdecode.model.lower.chain import Link, assemble
 from hpcdecode.model.lower.few_bits import ALL_FORMS, form_of
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.packed_weights import HALF, WORD, PackedSize
-from hpcdecode.model.lower.projections import Gate, Projection, expert_projection, gate_of
+from hpcdecode.model.lower.projections import AdapterUpdate, Gate, Projection, expert_projection, gate_of
 from hpcdecode.model.lower.recipe import Form, Recipe
 from hpcdecode.model.lower.stage import Stage, TokenRows
 from hpcdecode.model.lower.weight_graph import WeightGraph
@@ -37,8 +38,8 @@ class ExpertGemm(Stage):
         first: Number of the first expert that has weights here; rows of others become zeros.
         gate: With a gate, half of the weight's outputs gate the others, and y has half as many.
         bits: Form of the weights in few bits, one of ALL_FORMS, or None.
-        updates: What adapters (LoRA) have weights of, in place of the experts: then `weight` is
-            [adapters * E, out, in], and rows of tokens without an adapter become zeros.
+        of: What adapters (LoRA) have, or None: the weights, then `weight` is [adapters * E, out, in], and rows of
+            tokens without an adapter become zeros; or what updates the result, before a gate.
 
     Attributes:
         packed: Size of the packed weights.
@@ -55,35 +56,43 @@ class ExpertGemm(Stage):
         first: int,
         gate: Op | None = None,
         bits: str | None = None,
-        updates: OfAdapters | None = None,
+        of: OfAdapters | None = None,
     ):
         self.bits = bits
         weights, inputs = weight.one_token[0], x.one_token[-1]
         choices, outputs = y.one_token[-2], y.one_token[-1] * (1 if gate is None else 2)
         words = inputs * x.dtype.itemsize // WORD.itemsize
-        product = Product(TYPES[x.dtype], TYPES[y.dtype], words, outputs, isa(), gate, *form_of(bits))
+        added, by, adapters = None, 0, 0
+        read: tuple[Meta, ...] = ()
+        if of is not None and of.update is not None:
+            low, b = of.update
+            added, by, read = of.product(), b.one_token[0], (of.numbers, low, b)
+        elif of is not None:
+            adapters, read = weights // of.experts, (of.numbers,)
+        product = Product(
+            TYPES[x.dtype], TYPES[y.dtype], words, outputs, isa(), gate, *form_of(bits), update=added, adapters=by
+        )
         heads = 2 if x.dtype == torch.int8 else 1
         self.packed = PackedSize(outputs, ALL_FORMS[bits].words(inputs) if bits else words, heads, weights)
         chosen = Meta.of(torch.int64, (*y.shape[:-1],))
-        adapters = 0 if updates is None else weights // updates.experts
         super().__init__(
             ExpertProduct(product, weights // max(adapters, 1), first, choices, x.one_token[-2] < choices, adapters),
-            [TokenRows(each) for each in (x, chosen, weight, *(() if updates is None else (updates.numbers,)))],
+            [TokenRows(each) for each in (x, chosen, weight, *read)],
             [TokenRows(y)],
             whole=True,
         )
 
     @functools.cached_property
     def _chain(self) -> NativeChain:
-        names = ("x", "experts", "weight", "adapters")[: len(self.inputs)]
+        names = ("x", "experts", "weight", "adapters", "h", "B")[: len(self.inputs)]
         return assemble([Link(self.work, names, {"y": 0})], [*names, "y"])
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """Return [T, K, out] by a chain of its own.
 
         Args:
-            tensors: Activations [T, K, in] or [T, 1, in], the experts of each token, int64 [T, K], packed weights; of
-                weights of adapters those of each token, int64 [T], too.
+            tensors: Activations [T, K, in] or [T, 1, in], the experts of each token, int64 [T, K], packed weights;
+                with adapters those of each token, int64 [T], and with an update h [T, K, rank] and packed B.
         """
         count = len(tensors[1])
         rows = [layout.rows_of(x, count) for layout, x in zip(self.inputs, tensors, strict=True)]
@@ -95,10 +104,24 @@ class ExpertGemm(Stage):
 
 
 class OfAdapters(NamedTuple):
-    """Weights of experts that adapters have. numbers: the tokens' adapters, int64 [T]. experts: of each adapter."""
+    """What adapters have for experts.
+
+    Attributes:
+        numbers: The tokens' adapters, int64 [T].
+        experts: Number of experts of each adapter.
+        update: h = A x, [T, K, rank], and B, [adapters * experts, out, rank], of an update B h; or None.
+    """
 
     numbers: Meta
     experts: int
+    update: tuple[Meta, Meta] | None = None
+
+    def product(self) -> Product:
+        """Return the GEMM of h by one B."""
+        assert self.update is not None, "asked for an update alone"
+        low, b = self.update
+        kind, words = TYPES[low.dtype], low.one_token[-1] * low.dtype.itemsize // WORD.itemsize
+        return Product(kind, kind, words, b.one_token[1], isa())
 
 
 class ExpertPacker:
@@ -119,35 +142,78 @@ class ExpertPacker:
         as_int8 = [p for p in experts.values() if p.bias is None and self._quantised(p) == "int8"]
         for p in [p for p in as_int8 if self._pack_int8(p)]:
             del experts[p.node]
+        experts = {p.node: p for p in map(self._with_update, experts.values())}
         gates = [gate for node in nodes if (gate := gate_of(node, experts)) is not None]
         gated = {gate.projections[0].node for gate in gates if len(gate.projections) == 1 and self._pack(gate)}
         for p in (p for node, p in experts.items() if node not in gated):
-            self._pack(Gate(None, [p], [p.node]))
-        for node in nodes:
-            if node.target is expert_lora_update:
-                self._pack_update(node)
+            self._pack(Gate(None, [p], p.calls))
+        for node in [node for node in self._made.graph.nodes if node.target is expert_lora_update]:
+            self._pack_update(node)
+
+    def _with_update(self, p: Projection) -> Projection:
+        """Return a projection with what adapters add to it, if there is a GEMM of both."""
+        (reader, *others) = p.node.users or (p.node,)
+        if others or reader.target is not expert_lora_update or reader.args[0] is not p.node:
+            return p
+        numbers, _, a, b = map(as_node, reader.args[2:6])
+        low = self._low(reader)
+        same = tensor_meta(p.x).dtype is low.dtype
+        if not same or not has_gemm(tensor_meta(p.x), low) or not has_gemm(low, tensor_meta(reader)):
+            return p
+        return replace(p, node=reader, update=AdapterUpdate(numbers, a, b))
+
+    def _low(self, update: fx.Node) -> Meta:
+        """Return shape and dtype of A x of an update."""
+        about = tensor_meta(update)
+        return Meta.of(about.dtype, (*about.shape[:-1], tensor_meta(as_node(update.args[4])).one_token[1]))
 
     def _pack(self, gate: Gate) -> bool:
-        """Replace a projection, with its gate if it has any, and return whether that was possible."""
+        """Replace a projection, with its gate and update if it has any, and return whether that was possible."""
         (p,), result = gate.projections, gate.nodes[0]
-        x, about = tensor_meta(p.x), tensor_meta(result)
+        x, about, own = tensor_meta(p.x), tensor_meta(result), p.calls[-1]
         forms = [bits for bits in (self._quantised(p), None) if bits != "int8"]
-        gemms = (gemm for bits in forms if (gemm := expert_gemm(p, x, about, gate.op, bits)) is not None)
+        gemms = (gemm for bits in forms if (gemm := self._gemm(p, x, about, gate.op, bits)) is not None)
         gemm = next(gemms, None)
         if gemm is None:
             return False
         form: Form = "packed experts" if gate.op is None else "packed gated experts"
         with self._made.graph.inserting_before(result):
-            result.replace_all_uses_with(self._call(gemm, p, p.node.args[0], form, about))
+            added: tuple[fx.Node, ...] = ()
+            if p.update is not None:
+                b = Recipe(
+                    self._made.sources([p.update.b]), form=form, packed=PackedSize.of_heads(tensor_meta(p.update.b))
+                )
+                added = (p.update.adapters, self._low_rank(p.node), self._made.input(b))
+            result.replace_all_uses_with(self._call(gemm, p, own.args[0], form, about, added))
         for node in gate.nodes:
             self._made.graph.erase_node(node)
         return True
+
+    def _gemm(
+        self, p: Projection, x: Meta, y: Meta, gate: Op | None = None, bits: str | None = None
+    ) -> ExpertGemm | None:
+        """Return what computes a projection by experts, or None if native/ops_cpu has no such GEMM on this machine.
+
+        Args:
+            p: The projection.
+            x: Its activations, which may have been rounded.
+            y: Its result, or that of the gate.
+            gate: Activation of the gate, or None.
+            bits: Form of the weights in few bits, one of ALL_FORMS, or None.
+        """
+        if not has_gemm(x, y, gate, bits):
+            return None
+        of = None
+        if p.update is not None:
+            low, b = self._low(p.node), tensor_meta(p.update.b)
+            of = OfAdapters(tensor_meta(p.update.adapters), as_int(p.node.args[6]), (low, b))
+        return ExpertGemm(x, tensor_meta(p.weight), y, first_expert(p.calls[-1]), gate, bits, of)
 
     def _pack_int8(self, p: Projection) -> bool:
         """Replace a projection by one of int8 weights, if there is any: rotate and round x, multiply, scale."""
         x, about = tensor_meta(p.x), tensor_meta(p.node)
         wide, as_int8 = (Meta.of(dtype, x.shape) for dtype in (torch.float32, torch.int8))
-        gemm = expert_gemm(p, as_int8, about)
+        gemm = self._gemm(p, as_int8, about)
         if gemm is None:
             return False
         with self._made.graph.inserting_before(p.node):
@@ -162,21 +228,27 @@ class ExpertPacker:
         return True
 
     def _pack_update(self, node: fx.Node) -> None:
-        """Replace what adapters add to a projection by experts: two products of rows by experts' A and B, and a sum."""
-        y, x, numbers, chosen, a, b = map(as_node, node.args[:6])
-        of, first = OfAdapters(tensor_meta(numbers), as_int(node.args[6])), as_int(node.args[7])
-        about = tensor_meta(node)
-        low = Meta.of(about.dtype, (*about.shape[:-1], tensor_meta(a).one_token[1]))
-        if not all(has_gemm(*sizes) for sizes in ((tensor_meta(x), low), (low, about))):
+        """Replace what adapters add to a projection of another form: products by experts' A and B, and a sum."""
+        y, x, numbers, chosen, _, b = map(as_node, node.args[:6])
+        about, low = tensor_meta(node), self._low(node)
+        if not has_gemm(tensor_meta(x), low) or not has_gemm(low, about):
             return
+        of = OfAdapters(tensor_meta(numbers), as_int(node.args[6]))
         with self._made.graph.inserting_before(node):
-            chosen, made = self._as_int64(chosen), x
-            for factor, result in ((a, low), (b, about)):
-                gemm = ExpertGemm(tensor_meta(made), tensor_meta(factor), result, first, updates=of)
-                recipe = Recipe(self._made.sources([factor]), form="packed experts", packed=gemm.packed)
-                made = self._made.call(gemm, (made, chosen, self._made.input(recipe), numbers), result)
-            node.replace_all_uses_with(self._made.call(torch.ops.aten.add.Tensor, (y, made), about))
+            gemm = ExpertGemm(low, tensor_meta(b), about, as_int(node.args[7]), of=of)
+            recipe = Recipe(self._made.sources([b]), form="packed experts", packed=gemm.packed)
+            args = self._low_rank(node), self._as_int64(chosen), self._made.input(recipe), numbers
+            added = self._made.call(gemm, args, about)
+            node.replace_all_uses_with(self._made.call(torch.ops.aten.add.Tensor, (y, added), about))
         self._made.graph.erase_node(node)
+
+    def _low_rank(self, update: fx.Node) -> fx.Node:
+        """Add A x of an update, where the graph inserts."""
+        _, x, numbers, chosen, a = map(as_node, update.args[:5])
+        low, of = self._low(update), OfAdapters(tensor_meta(numbers), as_int(update.args[6]))
+        gemm = ExpertGemm(tensor_meta(x), tensor_meta(a), low, as_int(update.args[7]), of=of)
+        recipe = Recipe(self._made.sources([a]), form="packed experts", packed=gemm.packed)
+        return self._made.call(gemm, (x, self._as_int64(chosen), self._made.input(recipe), numbers), low)
 
     def _as_int64(self, chosen: fx.Node) -> fx.Node:
         about = tensor_meta(chosen)
@@ -184,31 +256,25 @@ class ExpertPacker:
             return chosen
         return self._made.call(torch.Tensor.long, (chosen,), Meta.of(torch.int64, about.shape))
 
-    def _call(self, gemm: ExpertGemm, p: Projection, x: Argument, form: Form, about: Meta) -> fx.Node:
+    def _call(
+        self, gemm: ExpertGemm, p: Projection, x: Argument, form: Form, about: Meta, added: tuple[fx.Node, ...] = ()
+    ) -> fx.Node:
         recipe = Recipe(
             self._made.sources([p.weight]), p.transposed, form, self._made.biases([p]), gemm.packed, gemm.bits
         )
-        chosen = self._as_int64(as_node(p.node.args[1]))
-        return self._made.call(gemm, (x, chosen, self._made.input(recipe)), about)
-
-
-def expert_gemm(p: Projection, x: Meta, y: Meta, gate: Op | None = None, bits: str | None = None) -> ExpertGemm | None:
-    """Return what computes a projection by experts, or None if native/ops_cpu has no such GEMM on this machine.
-
-    Args:
-        p: The projection.
-        x: Its activations, which may have been rounded.
-        y: Its result, or that of the gate.
-        gate: Activation of the gate, or None.
-        bits: Form of the weights in few bits, one of ALL_FORMS, or None.
-    """
-    if not has_gemm(x, y, gate, bits):
-        return None
-    return ExpertGemm(x, tensor_meta(p.weight), y, first_expert(p.node), gate, bits)
+        chosen = self._as_int64(as_node(p.calls[-1].args[1]))
+        return self._made.call(gemm, (x, chosen, self._made.input(recipe), *added), about)
 
 
 def has_gemm(x: Meta, y: Meta, gate: Op | None = None, bits: str | None = None) -> bool:
-    """Return whether native/ops_cpu has a GEMM by experts on this machine; arguments are those of `expert_gemm`."""
+    """Return whether native/ops_cpu has a GEMM by experts on this machine.
+
+    Args:
+        x: Activations [T, K, in].
+        y: Result [T, K, out].
+        gate: Activation of a gate, or None.
+        bits: Form of the weights in few bits, one of ALL_FORMS, or None.
+    """
     inputs = x.one_token[-1]
     if x.token_dim != 0 or y.token_dim != 0:
         return False
