@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.lora import Factors, LoraUpdate, TargetWeight, updates_of
+from hpcdecode.model.frontend.lora import LoraUpdate, TargetWeight, updates_of
 from hpcdecode.model.frontend.lora_files import AdapterFile, read_adapter
 from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.plausible import check_values
@@ -40,22 +40,23 @@ class AdapterUpdates(NamedTuple):
         """Return the largest rank of what is added to one matrix."""
         return max(sum(update.rank for _, update in own) for own in self.pieces.values())
 
-    def of(self, e: int) -> Pieces:
-        """Return the updates of the matrix of an expert."""
-        return self.pieces.get(-1) or self.pieces.get(e, [])
+    def all(self) -> list[LoraUpdate]:
+        """Return the updates."""
+        return [update for own in self.pieces.values() for _, update in own]
 
-    def factors(self, e: int) -> Factors | None:
-        """Return the factors of the matrix of an expert, float32 [rank, in] and [out, rank], or None without any."""
-        own = [(first, update.factors(e)) for first, update in self.of(e)]
+    def factor(self, part: str, e: int) -> Tensor | None:
+        """Return A, "a", of the matrix of an expert, float32 [rank, in], or B, "b", [out, rank]; None without any."""
+        own = self.pieces.get(-1) or self.pieces.get(e)
         if not own:
             return None
-        a = torch.cat([each.a for _, each in own])
-        b, rank = a.new_zeros(self.outputs, len(a)), 0
-        for first, each in own:
-            rows, columns = each.b.shape
-            b[first : first + rows, rank : rank + columns] = each.b
-            rank += columns
-        return Factors(a, b)
+        if part == "a":
+            return torch.cat([update.factor_a(e) for _, update in own])
+        made, rank = torch.zeros(self.outputs, sum(update.rank for _, update in own)), 0
+        for first, update in own:
+            b = update.factor_b(e)
+            made[first : first + len(b), rank : rank + update.rank] = b
+            rank += update.rank
+        return made
 
 
 class UpdatedParts(NamedTuple):
@@ -88,24 +89,18 @@ class UpdatedParts(NamedTuple):
         """
         made, count = torch.zeros(shape, dtype=dtype), len(self.experts)
         for number, updates in self.updates.items():
-            for place, e in enumerate(self.experts):
-                if (factors := updates.factors(e)) is not None:
-                    matrix = factors.a if part == "a" else factors.b
-                    matrix = matrix if self.cut is None else self.cut.of(matrix)
-                    made[number * count + place, : matrix.shape[0], : matrix.shape[1]] = matrix
-            self._check(part, number, made[number * count : (number + 1) * count])
+            name, folder = self.adapters[number]
+            what, own = f"lora_{part.upper()} of {self.weight}", made[number * count : (number + 1) * count]
+            for update in updates.all():
+                check_values(Path(folder), {what: (update.a if part == "a" else update.b)()})
+            for e, padded in zip(self.experts, own, strict=True):
+                if (factor := updates.factor(part, e)) is not None:
+                    factor = factor if self.cut is None else self.cut.of(factor)
+                    padded[: factor.shape[0], : factor.shape[1]] = factor
+            if not own.isfinite().all():
+                scale = f" times {updates.all()[0].scale:.4g}, its scale" * (part == "b")
+                raise not_kept_apart(Path(folder), name, f"finite numbers, got others in {what}{scale}")
         return made
-
-    def _check(self, part: str, number: int, made: Tensor) -> None:
-        """Raise UserError if what was read of an adapter cannot be right."""
-        updates, folder = self.updates[number], Path(self.adapters[number][1])
-        what = f"lora_{part.upper()} of {self.weight}"
-        _, first = updates.of(self.experts[0])[0] if updates.of(self.experts[0]) else (0, None)
-        if first is not None:
-            check_values(folder, {what: (first.a if part == "a" else first.b)()})
-        if not made.isfinite().all():
-            scale = "" if part == "a" or first is None else f" times {first.scale:.4g}, its scale"
-            raise not_kept_apart(folder, self.adapters[number][0], f"finite numbers, got others in {what}{scale}")
 
 
 def read_updates(
@@ -136,16 +131,16 @@ def read_updates(
         weight, module = names.get(key, key), update.module
         if update.magnitude is not None:
             raise not_kept_apart(folder, name, "no magnitudes (use_dora), which rows cannot choose")
-        if weight not in weights and key not in experts:
-            raise not_kept_apart(folder, name, f"weights of the model, got {module!r:.200}, which it does not have")
-        if weight not in weights:
-            weight, e, first = experts[key]
-            of_experts[weight][e].append((first, update))
-            found[weight] = AdapterUpdates(module, _matrix(weights[weight])[0], of_experts[weight])
-            expected = tensors[key].shape
-        else:
+        if weight in weights:
             expected = _matrix(weights[weight])
             found[weight] = AdapterUpdates(module, expected[0], {-1: [(0, update)]})
+        elif key in experts:
+            weight, e, rows = experts[key]
+            of_experts[weight][e].append((rows.start, update))
+            expected = tensors[key].shape
+            found[weight] = AdapterUpdates(module, _matrix(weights[weight])[0], of_experts[weight])
+        else:
+            raise not_kept_apart(folder, name, f"weights of the model, got {module!r:.200}, which it does not have")
         if expected != update.shape:
             shapes = f"{list(expected)}, got an update of {list(update.shape)}"
             raise not_kept_apart(folder, name, f"{module!r:.200} of shape {shapes}")
@@ -160,18 +155,14 @@ def _matrix(weight: TargetWeight) -> tuple[int, ...]:
 
 def _rows_of_experts(
     sources: Sources, weights: Mapping[str, TargetWeight], tensors: Mapping[str, CheckpointTensor]
-) -> dict[str, tuple[str, int, int]]:
-    """Return by key of a tensor that is of one expert the weight that it is a part of, the expert and the first row."""
-    found = {}
-    for name, weight in weights.items():
-        if len(weight.shape) != 3 or weight.turned:
-            continue
-        for e, keys in enumerate((sources.pieces(name) or [])[: weight.shape[0]]):
-            first = 0
-            for key in keys:
-                found[key] = name, e, first
-                first += tensors[key].shape[0]
-    return found
+) -> dict[str, tuple[str, int, slice]]:
+    """Return by key of a tensor that is of one expert the weight that it is a part of, the expert and the rows."""
+    stacked = ((name, w.shape[0]) for name, w in weights.items() if len(w.shape) == 3 and not w.turned)
+    return {
+        key: (name, e, rows)
+        for name, experts in stacked
+        for key, e, rows in sources.rows_of_experts(name, experts, tensors) or ()
+    }
 
 
 def _require_own_tensors(

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from hpcdecode.errors import UserError
-from hpcdecode.model.frontend.adapter_updates import AdapterUpdates, UpdatedParts, read_updates
+from hpcdecode.model.frontend.adapter_updates import AdapterUpdates, UpdatedParts, not_kept_apart, read_updates
 from hpcdecode.model.frontend.adapters import expert_lora_update, lora_update
 from hpcdecode.model.frontend.lora import TargetWeight
 from hpcdecode.model.frontend.membership import WeightCut
@@ -23,6 +22,7 @@ from hpcdecode.model.frontend.readers import is_turned
 from hpcdecode.model.frontend.sources import Sources
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.model.frontend.trace import Trace
+from hpcdecode.model.frontend.whole_experts import first_expert
 
 RANK_STEP = 16  # ranks are multiples of it in memory
 
@@ -65,10 +65,8 @@ def add_adapters(
     for number, (name, folder) in enumerate(folders.items()):
         for weight, updates in read_updates(Path(folder), name, sources, weights, tensors).items():
             if weight not in known or _projected(known[weight]) is None:
-                raise UserError(
-                    f"--lora {name}={folder}: expected projections of tokens, got {updates.module!r:.200}, which is "
-                    "none; mend it, or merge it into the model for all rows by --lora DIR"
-                )
+                expected = f"projections of tokens, got {updates.module!r:.200}, which is none"
+                raise not_kept_apart(Path(folder), name, expected)
             of_weight.setdefault(weight, {})[number] = updates
     inserter = UpdateInserter(trace, list(folders.items()))
     for weight, each in of_weight.items():
@@ -99,8 +97,7 @@ class UpdateInserter:
         with graph.inserting_after(found.node):
             if found.by_experts:
                 expert, experts = as_node(found.node.args[1]), tensor_meta(weight).one_token[0]
-                first = found.node.args[5] if len(found.node.args) > 5 else 0
-                args = (found.node, found.x, rows, expert, a, b, experts, first)
+                args = (found.node, found.x, rows, expert, a, b, experts, first_expert(found.node))
                 update = graph.call_function(expert_lora_update, args)
             else:
                 update = graph.call_function(lora_update, (found.node, found.x, rows, a, b))

@@ -31,13 +31,6 @@ class TargetWeight(NamedTuple):
     turned: bool
 
 
-class Factors(NamedTuple):
-    """What an adapter adds to a matrix: B A. a: [rank, in]. b: [out, rank], times the scale."""
-
-    a: Tensor
-    b: Tensor
-
-
 class LoraUpdate(NamedTuple):
     """What an adapter adds to a weight, or to those of all experts of a layer.
 
@@ -70,13 +63,19 @@ class LoraUpdate(NamedTuple):
         sizes = self.b.shape[0], self.a.shape[1]
         return (sizes[1], sizes[0]) if self.swapped else sizes
 
-    def factors(self, e: int = 0) -> Factors:
-        """Return the factors in float32, of one expert where there are several."""
-        a, b = self.a(), self.b()
-        if self.experts is not None:
-            a, b = a[e * self.rank : (e + 1) * self.rank], b[:, e :: self.experts]
-        a, b = (b.t(), a.t()) if self.swapped else (a, b)
-        return Factors(a.float(), b.float() * self.scale)
+    def factor_a(self, e: int = 0) -> Tensor:
+        """Return A in float32, [rank, in], of one expert where there are several."""
+        return (self._b(e).t() if self.swapped else self._a(e)).float()
+
+    def factor_b(self, e: int = 0) -> Tensor:
+        """Return B times the scale in float32, [out, rank], of one expert where there are several."""
+        return (self._a(e).t() if self.swapped else self._b(e)).float() * self.scale
+
+    def _a(self, e: int) -> Tensor:
+        return self.a() if self.experts is None else self.a()[e * self.rank : (e + 1) * self.rank]
+
+    def _b(self, e: int) -> Tensor:
+        return self.b() if self.experts is None else self.b()[:, e :: self.experts]
 
 
 def updates_of(adapter: AdapterFile, weights: Mapping[str, TargetWeight]) -> dict[str, LoraUpdate]:

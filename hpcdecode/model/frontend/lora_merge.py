@@ -20,43 +20,12 @@ from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 
 class MergedTensor:
-    """A tensor of a checkpoint with an adapter's update, a matrix.
+    """A tensor of a checkpoint with an adapter's update: a matrix, or those of all experts, updated one at a time.
 
     Args:
-        stored: The tensor.
-        merge: Returns the updated matrix, given that of the checkpoint, both in float32.
-
-    Attributes:
-        mapped: File that holds the tensor of the checkpoint.
-        dtype: Name of its dtype in safetensors: that of float32.
-        shape: Its shape.
-    """
-
-    __slots__ = ("_merge", "_stored", "dtype", "mapped", "shape")
-
-    def __init__(self, stored: CheckpointTensor, merge: Callable[[Tensor], Tensor]):
-        self._stored, self._merge = stored, merge
-        self.mapped, self.dtype, self.shape = stored.mapped, "F32", stored.shape
-
-    def __call__(self) -> Tensor:
-        """Read the tensor and add the update.
-
-        Raises:
-            UserError: If the update has numbers that are not finite.
-        """
-        return self._merge(self._stored().float())
-
-    def few_bits(self) -> Held:
-        """Return that nothing holds its numbers in fewer bits."""
-        return NOT_HELD
-
-
-class MergedStack:
-    """A tensor of the weights of all experts with an adapter's update, which is added an expert at a time.
-
-    Args:
-        stored: The tensor, [E, ...].
-        merge: Returns the updated matrix of an expert, given its number and that of the checkpoint.
+        stored: The tensor, [.., ..] or [E, .., ..].
+        merge: Returns the updated matrix, given the number of its expert, 0 without, and that of the checkpoint, both
+            in float32.
 
     Attributes:
         mapped: File that holds the tensor of the checkpoint.
@@ -77,7 +46,13 @@ class MergedStack:
         return lambda e: self._merge(e, matrix(e).float())
 
     def __call__(self) -> Tensor:
-        """Read the tensor and add all updates. Raise UserError if they have numbers that are not finite."""
+        """Read the tensor and add the update.
+
+        Raises:
+            UserError: If the update has numbers that are not finite.
+        """
+        if len(self.shape) == 2:
+            return self._merge(0, self._stored().float())
         matrix = self.matrices()
         return torch.stack([matrix(e) for e in range(self.shape[0])])
 
@@ -147,36 +122,35 @@ class Merger:
         key = self._key(name)
         turned = name in self._weights and self._weights[name].turned
         self._check(update, self._found[key].shape, turned)
-        self._found[key] = MergedTensor(self._found[key], partial(self._updated, update, 0, slice(None), turned))
+        self._wrap(key, partial(self._updated, update, slice(None), turned))
 
     def _merge_experts(self, name: str, update: LoraUpdate) -> None:
         """Merge an update of all experts, whose weights are one tensor of the checkpoint or several of each expert."""
         weight = self._weights[name]
         self._check(update, weight.shape[1:], weight.turned)
         if (key := self._sources.keys.get(name)) is not None:
-            rows = slice(None)
-            self._found[key] = MergedStack(
-                self._found[key], lambda e, matrix: self._updated(update, e, rows, weight.turned, matrix)
-            )
-            return
-        pieces = self._sources.pieces(name)
-        if pieces is None:
+            return self._wrap(key, partial(self._updated, update, slice(None), weight.turned))
+        parts = self._sources.rows_of_experts(name, weight.shape[0], self._found)
+        if parts is None:
             raise self._refused(f"experts with tensors of their own, or one of all, got others in {name!r:.200}")
-        for e, keys in enumerate(pieces[: weight.shape[0]]):
-            first = 0
-            for key in keys:
-                rows, first = slice(first, first + self._found[key].shape[0]), first + self._found[key].shape[0]
-                self._found[key] = MergedTensor(self._found[key], partial(self._updated, update, e, rows, False))
+        for key, e, rows in parts:
+            self._wrap(key, partial(self._updated_piece, update, e, rows))
+
+    def _wrap(self, key: str, merge: Callable[[int, Tensor], Tensor]) -> None:
+        self._found[key] = MergedTensor(self._found[key], merge)
+
+    def _updated_piece(self, update: LoraUpdate, e: int, rows: slice, _: int, stored: Tensor) -> Tensor:
+        """Return some rows of the matrix of an expert, a tensor of its own, with an update."""
+        return self._updated(update, rows, False, e, stored)
 
     def _check(self, update: LoraUpdate, expected: tuple[int, ...], turned: bool) -> None:
         shape = update.shape[::-1] if turned else update.shape
         if expected != shape:
             raise self._refused(f"{update.module!r:.200} of shape {list(expected)}, got an update of {list(shape)}")
 
-    def _updated(self, update: LoraUpdate, e: int, rows: slice, turned: bool, stored: Tensor) -> Tensor:
+    def _updated(self, update: LoraUpdate, rows: slice, turned: bool, e: int, stored: Tensor) -> Tensor:
         """Return a matrix, or some of its rows, with an update; turned: whether it is stored as [in, out]."""
-        a, b = update.factors(e)
-        made = b[rows] @ a
+        made = update.factor_b(e)[rows] @ update.factor_a(e)
         if not made.isfinite().all():
             raise self._refused(
                 f"finite numbers, got others in an update of {update.module!r:.200} times {update.scale:.4g}"

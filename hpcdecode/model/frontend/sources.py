@@ -14,6 +14,7 @@ from torch import Tensor
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.expert_loops import spare_experts
 from hpcdecode.model.frontend.skeleton import skeleton
+from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -114,6 +115,33 @@ class Sources(msgspec.Struct, array_like=True):
         found = self.stacks.get(name)
         made = (c.pieces() for c in self.conversions if c.names == [name])
         return next(made, None) if found is None else found
+
+    def rows_of_experts(
+        self, name: str, experts: int, tensors: Mapping[str, CheckpointTensor]
+    ) -> Iterator[tuple[str, int, slice]] | None:
+        """Return the keys of the tensors that make up a weight of experts, with the expert and its rows [out].
+
+        Args:
+            name: Name of the weight.
+            experts: Number of experts; a checkpoint may hold more.
+            tensors: Tensors of the checkpoint by their keys.
+
+        Returns:
+            None if the weight is not made of tensors of each expert.
+        """
+        pieces = self.pieces(name)
+        return None if pieces is None else _rows_of_experts(pieces[:experts], tensors)
+
+
+def _rows_of_experts(
+    pieces: Sequence[Sequence[str]], tensors: Mapping[str, CheckpointTensor]
+) -> Iterator[tuple[str, int, slice]]:
+    for e, keys in enumerate(pieces):
+        first = 0
+        for key in keys:
+            last = first + tensors[key].shape[0]
+            yield key, e, slice(first, last)
+            first = last
 
 
 def find_sources(

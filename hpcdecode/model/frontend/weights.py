@@ -17,7 +17,7 @@ from hpcdecode.model.frontend.gguf.joined import JoinedTensor
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor
 from hpcdecode.model.frontend.held import NOT_HELD, Held
 from hpcdecode.model.frontend.joined import joined, joined_shape
-from hpcdecode.model.frontend.lora_merge import MergedStack
+from hpcdecode.model.frontend.lora_merge import MergedTensor
 from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
@@ -140,7 +140,7 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
     def _by_expert(self, source: str) -> bool:
         """Return whether a weight is read an expert at a time: if each has tensors of its own, or all are computed."""
         tensor = self._tensors.get(self._sources.keys.get(source, ""))
-        of_all = isinstance(tensor, DequantisedTensor | ExpertTensor | MergedStack) and len(tensor.shape) == 3
+        of_all = isinstance(tensor, DequantisedTensor | ExpertTensor | MergedTensor) and len(tensor.shape) == 3
         return source in self._sources.stacks or of_all
 
     def _stacked(self, source: str) -> TensorsOf | None:
@@ -196,7 +196,7 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
 
     def _matrices(self, source: str) -> Callable[[int], tuple[Tensor, ...]]:
         tensor = self._tensors[self._sources.keys[source]]
-        assert isinstance(tensor, DequantisedTensor | ExpertTensor | MergedStack), "others are one tensor already"
+        assert isinstance(tensor, DequantisedTensor | ExpertTensor | MergedTensor), "others are one tensor already"
         matrix = tensor.matrices()
         return lambda e: (matrix(e),)
 

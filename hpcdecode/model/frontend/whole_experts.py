@@ -16,7 +16,7 @@ from torch import fx
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.clean import VIEWS
 from hpcdecode.model.frontend.meta import meta, tensor_meta
-from hpcdecode.model.frontend.nodes import as_node
+from hpcdecode.model.frontend.nodes import as_int, as_node
 from hpcdecode.model.frontend.operators import EXPERT_LINEAR, JOINS, SPLITS, UNCHANGED, aten, dim_argument, is_pointwise
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.units import Ints
@@ -59,6 +59,11 @@ def require_experts(trace: Trace) -> None:
 def experts_of(projection: fx.Node) -> int:
     """Return the number of experts of a projection."""
     return tensor_meta(as_node(projection.args[2])).one_token[0]
+
+
+def first_expert(node: fx.Node) -> int:
+    """Return the number of the first expert that has weights in a projection by experts."""
+    return as_int(node.args[5]) if len(node.args) > 5 else 0
 
 
 def feeds_same_experts(projection: fx.Node) -> bool:

@@ -17,6 +17,7 @@ from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.adapters import expert_lora_update
 from hpcdecode.model.frontend.meta import Meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int, as_node
+from hpcdecode.model.frontend.whole_experts import first_expert
 from hpcdecode.model.lower import quantize
 from hpcdecode.model.lower.chain import Link, assemble
 from hpcdecode.model.lower.few_bits import ALL_FORMS, form_of
@@ -156,9 +157,7 @@ class ExpertPacker:
         if others or reader.target is not expert_lora_update or reader.args[0] is not p.node:
             return p
         numbers, _, a, b = map(as_node, reader.args[2:6])
-        low = self._low(reader)
-        same = tensor_meta(p.x).dtype is low.dtype
-        if not same or not has_gemm(tensor_meta(p.x), low) or not has_gemm(low, tensor_meta(reader)):
+        if tensor_meta(p.x).dtype is not tensor_meta(reader).dtype or not self._offered(reader):
             return p
         return replace(p, node=reader, update=AdapterUpdate(numbers, a, b))
 
@@ -166,6 +165,11 @@ class ExpertPacker:
         """Return shape and dtype of A x of an update."""
         about = tensor_meta(update)
         return Meta.of(about.dtype, (*about.shape[:-1], tensor_meta(as_node(update.args[4])).one_token[1]))
+
+    def _offered(self, update: fx.Node) -> bool:
+        """Return whether there are GEMMs by the A and B of an update."""
+        low = self._low(update)
+        return has_gemm(tensor_meta(as_node(update.args[1])), low) and has_gemm(low, tensor_meta(update))
 
     def _pack(self, gate: Gate) -> bool:
         """Replace a projection, with its gate and update if it has any, and return whether that was possible."""
@@ -229,26 +233,25 @@ class ExpertPacker:
 
     def _pack_update(self, node: fx.Node) -> None:
         """Replace what adapters add to a projection of another form: products by experts' A and B, and a sum."""
-        y, x, numbers, chosen, _, b = map(as_node, node.args[:6])
-        about, low = tensor_meta(node), self._low(node)
-        if not has_gemm(tensor_meta(x), low) or not has_gemm(low, about):
+        if not self._offered(node):
             return
-        of = OfAdapters(tensor_meta(numbers), as_int(node.args[6]))
+        about = tensor_meta(node)
         with self._made.graph.inserting_before(node):
-            gemm = ExpertGemm(low, tensor_meta(b), about, as_int(node.args[7]), of=of)
-            recipe = Recipe(self._made.sources([b]), form="packed experts", packed=gemm.packed)
-            args = self._low_rank(node), self._as_int64(chosen), self._made.input(recipe), numbers
-            added = self._made.call(gemm, args, about)
-            node.replace_all_uses_with(self._made.call(torch.ops.aten.add.Tensor, (y, added), about))
+            added = self._by_adapters(node, self._low_rank(node), as_node(node.args[5]), about)
+            node.replace_all_uses_with(self._made.call(torch.ops.aten.add.Tensor, (node.args[0], added), about))
         self._made.graph.erase_node(node)
 
     def _low_rank(self, update: fx.Node) -> fx.Node:
         """Add A x of an update, where the graph inserts."""
-        _, x, numbers, chosen, a = map(as_node, update.args[:5])
-        low, of = self._low(update), OfAdapters(tensor_meta(numbers), as_int(update.args[6]))
-        gemm = ExpertGemm(tensor_meta(x), tensor_meta(a), low, as_int(update.args[7]), of=of)
-        recipe = Recipe(self._made.sources([a]), form="packed experts", packed=gemm.packed)
-        return self._made.call(gemm, (x, self._as_int64(chosen), self._made.input(recipe), numbers), low)
+        return self._by_adapters(update, as_node(update.args[1]), as_node(update.args[4]), self._low(update))
+
+    def _by_adapters(self, update: fx.Node, x: fx.Node, factor: fx.Node, about: Meta) -> fx.Node:
+        """Add the product of rows by one of the factors of an update, where the graph inserts; about: of the result."""
+        numbers, chosen = map(as_node, update.args[2:4])
+        of, first = OfAdapters(tensor_meta(numbers), as_int(update.args[6])), as_int(update.args[7])
+        gemm = ExpertGemm(tensor_meta(x), tensor_meta(factor), about, first, of=of)
+        recipe = Recipe(self._made.sources([factor]), form="packed experts", packed=gemm.packed)
+        return self._made.call(gemm, (x, self._as_int64(chosen), self._made.input(recipe), numbers), about)
 
     def _as_int64(self, chosen: fx.Node) -> fx.Node:
         about = tensor_meta(chosen)
@@ -282,8 +285,3 @@ def has_gemm(x: Meta, y: Meta, gate: Op | None = None, bits: str | None = None) 
     if odd or x.dtype not in TYPES or y.dtype not in TYPES or (bits is not None and inputs % ALL_FORMS[bits].multiple):
         return False
     return Product.offered(TYPES[x.dtype], TYPES[y.dtype], isa(), gate, *form_of(bits))
-
-
-def first_expert(node: fx.Node) -> int:
-    """Return the number of the first expert that has weights in a projection by experts."""
-    return as_int(node.args[5]) if len(node.args) > 5 else 0

@@ -18,8 +18,8 @@ from torch.fx.node import Argument
 from hpcdecode.model.frontend.adapters import expert_lora_update, lora_update
 from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
-from hpcdecode.model.frontend.nodes import as_int, as_node
-from hpcdecode.model.frontend.whole_experts import by_rows, experts_of
+from hpcdecode.model.frontend.nodes import as_node
+from hpcdecode.model.frontend.whole_experts import by_rows, experts_of, first_expert
 from hpcdecode.model.lower.expanded import expandable, expanded_weight
 from hpcdecode.model.lower.grouped_products import ADAPTER_EXPERTS, EXPERT_ORDER, EXPERT_PRODUCT, ROWS_BY_TOKEN
 from hpcdecode.model.lower.projections import Projection, expert_projection
@@ -96,7 +96,7 @@ class ExpertGrouper:
     def _group(self, node: fx.Node) -> None:
         """Replace a projection by experts."""
         x, expert, weight, bias, transposed, *first = node.args
-        by = ChosenFrom(as_node(expert), experts_of(node), as_int(first[0]) if first else 0, not first)
+        by = ChosenFrom(as_node(expert), experts_of(node), first_expert(node), not first)
         is_sorted = self._sorted.get(as_node(x)) == by
         if not is_sorted:
             self._restore(node)
