@@ -70,6 +70,7 @@ struct Int8 {
         return _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(panel + kPanel + vector * kLanes));
     }
 };
+#endif
 
 struct ToBfloat16 {
     static constexpr int64_t kPanelBytes = kPanel * sizeof(uint16_t);
@@ -78,33 +79,22 @@ struct ToBfloat16 {
             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(reinterpret_cast<const uint16_t*>(row) + column)));
     }
     static __m512 wide(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
-    static __m512 rounded(__m512 x) { return wide(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x))); }
-    static void store(char* row, int column, int count, __m512 x) {
-        const auto narrow = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
-        auto* to = reinterpret_cast<uint16_t*>(row) + column;
-        count < kLanes ? _mm256_mask_storeu_epi16(to, first_lanes(count), narrow) : _mm256_storeu_epi16(to, narrow);
-    }
-};
+    static __m256i narrow(__m512 x) {
+#if defined(__AVX512BF16__)
+        return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
 #else
-struct ToBfloat16 {
-    static constexpr int64_t kPanelBytes = kPanel * sizeof(uint16_t);
-    static __m512 load(const char* row, int column) {
-        const auto* from = reinterpret_cast<const uint16_t*>(row) + column;
-        const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+        const __m512i all = _mm512_castps_si512(x), half = _mm512_set1_epi32(0x7fff);
+        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(all, 16), _mm512_set1_epi32(1));
+        return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(all, half), odd), 16));
+#endif
     }
-    static __m512 rounded(__m512 x) {
-        const __m512i all = _mm512_castps_si512(x),
-                      odd = _mm512_and_si512(_mm512_srli_epi32(all, 16), _mm512_set1_epi32(1));
-        const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(all, _mm512_set1_epi32(0x7fff)), odd);
-        return _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-    }
+    static __m512 rounded(__m512 x) { return wide(narrow(x)); }
     static void store(char* row, int column, int count, __m512 x) {
-        const __m512i narrow = _mm512_srli_epi32(_mm512_castps_si512(rounded(x)), 16);
-        _mm512_mask_cvtepi32_storeu_epi16(reinterpret_cast<uint16_t*>(row) + column, first_lanes(count), narrow);
+        auto* to = reinterpret_cast<uint16_t*>(row) + column;
+        count < kLanes ? _mm256_mask_storeu_epi16(to, first_lanes(count), narrow(x))
+                       : _mm256_storeu_epi16(to, narrow(x));
     }
 };
-#endif
 
 }  // namespace
 }  // namespace hpcdecode::ops::HPCDECODE_ISA
