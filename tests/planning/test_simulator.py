@@ -35,7 +35,7 @@ COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-7, 1e-6, 1e-10
     schedule=st.sampled_from(SCHEDULES),
     period=st.integers(1, 9),
     lanes=st.integers(1, 2),
-    capacity=st.lists(st.integers(200, 500), min_size=1, max_size=3),
+    capacity=st.lists(st.integers(50, 125).map(lambda blocks: 4 * blocks), min_size=1, max_size=3),
     kind_of_placement=st.sampled_from([Placement, OptimisticPlacement, HastyPlacement]),
 )
 def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity, kind_of_placement):
