@@ -36,6 +36,9 @@ class LayerShape:
         compress_rate: int = 0,
         index_pool: int = 1,
         index_local: int = 0,
+        bias_dim: int = 0,
+        bias_profiles: _Floats | None = None,
+        row_sinks: bool = False,
     ) -> None:
         """Describe an attention layer.
 
@@ -60,9 +63,14 @@ class LayerShape:
                 whole pool are attended to as well. index_topk is whole pools.
             index_local: If positive, pools are blocks, of which every KV head attends to as many of the last ones,
                 and to those that its own index head chooses by the largest q.k; every token has an index key.
+            bias_dim: Numbers that a row has for each query head, behind the queries; 0 for none. Their products with
+                the profiles are added to the scores.
+            bias_profiles: float32 [bias_dim * extent], by distance between query and key; None for profiles that
+                are minus the distance.
+            row_sinks: True if rows have a sink for each query head, behind the numbers of biases.
 
         Raises:
-            ValueError: If window or softcap is not positive, or a chunk has no window.
+            ValueError: If window or softcap is not positive, a chunk has no window, or profiles are not bias_dim alike.
         """
 
 class RecurrentShape:

@@ -253,7 +253,12 @@ def native_shapes(layers: Sequence[LayerShape], shape: Callable[..., _Shape]) ->
         chosen = (s.indexer.heads, s.indexer.dim, s.indexer.topk) if s.indexer else ()
         heads = s.kv_heads, s.k_dim, s.v_dim, s.q_heads
         pool, local = (s.indexer.pool, s.indexer.local) if s.indexer else (1, 0)
-        more = {"chunked": s.chunked, "compress_rate": s.compress_rate, "index_pool": pool, "index_local": local}
+        more: dict[str, object] = {"chunked": s.chunked, "compress_rate": s.compress_rate}
+        more |= {"index_pool": pool, "index_local": local}
+        if s.bias is not None:
+            more |= {"bias_dim": s.bias.dim, "bias_profiles": s.bias.values().ravel() if s.bias.extent else None}
+        if s.row_sinks:
+            more["row_sinks"] = True
         made.append(shape(*heads, s.scale, s.window, s.softcap, s.sinks, s.latent, *chosen, **more))
     return made
 

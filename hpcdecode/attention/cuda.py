@@ -24,7 +24,7 @@ from hpcdecode.attention.base import (
 from hpcdecode.attention.clocks import clock_of
 from hpcdecode.attention.native import NativeKvCache
 from hpcdecode.attention.recurrent_shapes import RecurrentShape
-from hpcdecode.attention.shapes import LayerShape, chooses_tokens
+from hpcdecode.attention.shapes import LayerShape, adds_to_scores, chooses_tokens
 from hpcdecode.errors import UserError
 from hpcdecode.system.gpus import use_gpu
 
@@ -154,7 +154,7 @@ def serves(layers: Sequence[LayerShape], kv_dtype: str, device: torch.device) ->
     Latents are left to torch's operations, too, if this hpcdecode was built without CUDA.
     """
     latent = any(shape.latent for shape in layers)
-    if chooses_tokens(layers) or (latent and device.type != "cpu" and not built()):
+    if chooses_tokens(layers) or adds_to_scores(layers) or (latent and device.type != "cpu" and not built()):
         return False
     module = native(device)
     return not layers or module.serves(native_shapes(layers, module.LayerShape), kv_dtype, device.index or 0)

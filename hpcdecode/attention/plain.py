@@ -106,6 +106,31 @@ def with_entries(k: Tensor, by: Tensor, shape: LayerShape) -> tuple[Tensor, Tens
     return torch.cat([k[:, :own], complete[:, own : 2 * own]]), seen
 
 
+def position_biases(mixes: Tensor, shape: LayerShape, length: int) -> Tensor:
+    """Return what is added to the scores of the last n of L tokens, float32 [q_heads, n, L].
+
+    Args:
+        mixes: The numbers that mix profiles, [n, q_heads * dim].
+        shape: Shape of a layer with biases.
+        length: L.
+    """
+    assert shape.bias is not None, "expected a layer with biases"
+    n, dim, extent = len(mixes), shape.bias.dim, shape.bias.extent
+    if not extent:
+        distance = torch.arange(length - n, length)[:, None] - torch.arange(length)
+        slopes = mixes.float().unflatten(1, (shape.q_heads, dim)).sum(2)
+        linear: Tensor = -slopes.T[..., None] * distance.to(mixes.device)
+        return linear
+    profiles = torch.from_numpy(shape.bias.values().copy()).to(mixes.device)
+    by_distance = torch.einsum("nhd,de->hne", mixes.float().unflatten(1, (shape.q_heads, dim)), profiles)
+    query = torch.arange(length - n, length, device=mixes.device)[:, None]
+    distance = query - torch.arange(length, device=mixes.device)
+    reached = (distance >= 0) & (distance < extent)
+    index = distance.clamp(0, extent - 1).expand(shape.q_heads, -1, -1)
+    biases: Tensor = by_distance.gather(2, index).masked_fill_(~reached, 0.0)
+    return biases
+
+
 def attend_rows(
     q: Tensor, rows: Tensor, by: Tensor, shape: LayerShape, sinks: Tensor | None = None, chosen: Tensor | None = None
 ) -> Tensor:
@@ -114,7 +139,8 @@ def attend_rows(
     Args:
         q: Queries, as there.
         rows: Rows [key | entry | index key | value] of all tokens, [L, kv_columns].
-        by: Index queries and head weights of the last n tokens, float32 [n, q_columns - own_q_columns].
+        by: What the rows of q of the last n tokens have behind the queries: numbers that mix profiles of biases, and
+            sinks, or index queries and head weights, float32 [n, q_columns - own_q_columns].
         shape: Shape of the layer.
         sinks: As there.
         chosen: What was chosen, as there; None to choose by the layer's indexer, if it has one.
@@ -127,7 +153,9 @@ def attend_rows(
         chosen = chosen_positions(by, rows[:, shape.own_k_columns : shape.k_columns].float(), shape.indexer)
     keys = k[:, : shape.own_k_columns].unflatten(1, (shape.kv_heads, shape.k_dim))
     values = keys[..., : shape.v_dim] if shape.latent else v.unflatten(1, (shape.kv_heads, shape.v_dim))
-    return attend_one(q, keys, values, shape, sinks, chosen, entries)
+    biases = None if shape.bias is None else position_biases(by[:, : shape.bias_columns], shape, len(rows))
+    sinks = by[:, shape.bias_columns :] if shape.row_sinks else sinks
+    return attend_one(q, keys, values, shape, sinks, chosen, entries, biases)
 
 
 def attend_one(
@@ -138,6 +166,7 @@ def attend_one(
     sinks: Tensor | None = None,
     chosen: Tensor | None = None,
     entries: Tensor | None = None,
+    biases: Tensor | None = None,
 ) -> Tensor:
     """Return the causal attention of the last n of a sequence's L positions, [n, q_heads, v_dim].
 
@@ -146,15 +175,18 @@ def attend_one(
         k: Keys of all positions, [L, kv_heads, k_dim], of the dtype of q. Behind them lie the compressed entries.
         v: Values as k, [L, kv_heads, v_dim], of the dtype of q.
         shape: Shape of the layer.
-        sinks: float32 [q_heads], or None for a layer without sinks.
+        sinks: float32 [q_heads], or [n, q_heads] of the queries' own, or None for a layer without sinks.
         chosen: Positions that each query may see, booleans [n, L] or [kv_heads, n, L], or None for all.
         entries: Compressed entries that each query sees, booleans [n, E], or None for a layer without.
+        biases: What is added to scores, [q_heads, n, L], or None for nothing.
     """
     n, length = q.shape[0], k.shape[0] - (0 if entries is None else entries.shape[1])
     q = q.reshape(n, shape.kv_heads, shape.group, shape.k_dim)
     scores = torch.einsum("nhgd,lhd->hgnl", q, k) * shape.scale
     if shape.softcap is not None:
         scores = torch.tanh(scores / shape.softcap) * shape.softcap
+    if biases is not None:
+        scores = scores + biases.view(scores.shape)
     query = torch.arange(length - n, length, device=q.device)[:, None]
     key = torch.arange(length, device=q.device)[None, :]
     hidden = key > query
@@ -166,7 +198,7 @@ def attend_one(
         hidden = torch.cat([hidden, ~entries], 1)
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
-        extra = sinks.to(scores).view(shape.kv_heads, shape.group, 1, 1).expand(-1, -1, n, 1)
+        extra = sinks.to(scores).expand(n, -1).T.reshape(shape.kv_heads, shape.group, n, 1)
         scores = torch.cat([scores, extra], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : len(k)]
     return torch.einsum("hgnl,lhd->nhgd", weights, v).reshape(n, shape.q_heads, shape.v_dim)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
 from hpcdecode.attention.base import KvCache, LayerRows
-from hpcdecode.attention.plain import chosen_positions, with_entries
+from hpcdecode.attention.plain import chosen_positions, position_biases, with_entries
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.torch_attend import product
 
@@ -83,7 +83,9 @@ class TorchPromptAttention:
             if _has_kernel(shape, self.dtype, end):
                 out[read] = _by_kernel(q_heads, k_heads, v_heads, shape)
             else:
-                out[read] = _by_scores(q_heads, k_heads, v_heads, shape, sinks)
+                mixes, own_sinks = q[read, shape.own_q_columns :].tensor_split([shape.bias_columns], 1)
+                kept = own_sinks if shape.row_sinks else sinks
+                out[read] = _by_scores(q_heads, k_heads, v_heads, shape, kept, mixes)
 
     def _by_choice(
         self, chunk: int, q: Tensor, held: Tensor, values: Tensor, shape: LayerShape, sinks: Tensor | None
@@ -158,7 +160,7 @@ def _has_kernel(shape: LayerShape, dtype: torch.dtype, length: int) -> bool:
 
     Flash kernels take 16-bit heads of one size and groups; the others take no groups. None takes a window that moves.
     """
-    if shape.latent or shape.softcap is not None or shape.sinks:
+    if shape.latent or shape.softcap is not None or shape.sinks or shape.row_sinks or shape.bias:
         return False
     if shape.window is not None and shape.window < length and not shape.chunked:
         return False
@@ -202,11 +204,19 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape) -> Tensor:
     return o[0].transpose(0, 1).reshape(q.shape[2], shape.out_columns)
 
 
-def _by_scores(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
+def _by_scores(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor | None, mixes: Tensor) -> Tensor:
     """Return the same by scores in float32, for some queries at a time over the positions that they see.
 
     Products are of numbers of the model's data type, weights too, with sums in float32. A KV head's queries are one
     matrix.
+
+    Args:
+        q: As for `_by_kernel`.
+        k: As there.
+        v: As there.
+        shape: Shape of the layer.
+        sinks: float32 [q_heads], or [n, q_heads] of the queries' own, or None.
+        mixes: Numbers that mix profiles of biases, [n, bias_columns].
     """
     n, length = len(q), len(k)
     some = _queries_at_once(shape, length)
@@ -215,7 +225,8 @@ def _by_scores(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor
         part = q[begin : begin + some]
         end = length - n + begin + len(part)
         low = int(shape.first_seen(np.array(end - len(part))))  # of chunks the begin of one
-        parts.append(_scored(part, k[low:end], v[low:end], shape, sinks))
+        own = sinks[begin : begin + some] if sinks is not None and shape.row_sinks else sinks
+        parts.append(_scored(part, k[low:end], v[low:end], shape, own, mixes[begin : begin + some]))
     return torch.cat(parts)
 
 
@@ -228,11 +239,13 @@ def _queries_at_once(shape: LayerShape, length: int) -> int:
     return max(some, 1)
 
 
-def _scored(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor | None) -> Tensor:
+def _scored(q: Tensor, k: Tensor, v: Tensor, shape: LayerShape, sinks: Tensor | None, mixes: Tensor) -> Tensor:
     """Return the attention of the last n of L positions, [n, q_heads * v_dim]. Chunks begin at the first."""
     n, kv_heads, group = len(q), shape.kv_heads, shape.group
     queries = q.unflatten(1, (kv_heads, group)).transpose(0, 1).reshape(kv_heads, n * group, shape.k_dim)
     scores = product(queries, k.permute(1, 2, 0)).view(kv_heads, n, group, len(k)).mul_(shape.scale)
+    if shape.bias is not None:
+        scores += position_biases(mixes, shape, len(k)).unflatten(0, (kv_heads, group)).transpose(1, 2)
     weights, left = _weights(scores, shape, sinks)
     o = product(weights.to(v.dtype).view(kv_heads, n * group, len(v)), v.transpose(0, 1))
     o = o.view(kv_heads, n, group, shape.v_dim)
@@ -259,6 +272,7 @@ def _softmax(scores: Tensor, hidden: Tensor, shape: LayerShape, sinks: Tensor | 
     scores = scores.masked_fill_(hidden, float("-inf"))
     left = None
     if sinks is not None:
-        above = scores.logsumexp(-1, keepdim=True) - sinks.to(scores).view(shape.kv_heads, 1, shape.group, 1)
+        own = sinks.to(scores).view(-1, shape.kv_heads, shape.group).transpose(0, 1)[..., None]
+        above = scores.logsumexp(-1, keepdim=True) - own
         left = above.sigmoid_()
     return torch.softmax(scores, -1), left

@@ -60,6 +60,30 @@ class IndexerShape(msgspec.Struct, frozen=True):
         return 1 if self.local else self.pool
 
 
+class PositionBias(msgspec.Struct, frozen=True):
+    """Numbers that are added to scores, before the softmax, by the distance between query and key.
+
+    Every token brings `dim` numbers for each query head. They mix as many profiles over distances, weights of the
+    layer, into its biases. A key at a distance of `extent` or more has none.
+
+    Attributes:
+        dim: Number of profiles.
+        extent: Distances that have a bias: from 0, a token's own, up to `extent` - 1. If it is 0, every profile is
+            minus the distance, without end (ALiBi; Press et al. 2022).
+        profiles: float32 [dim, extent], of a layer with its weights; empty, which stands for zeros, without.
+    """
+
+    dim: int
+    extent: int
+    profiles: bytes = b""
+
+    def values(self) -> NDArray[np.float32]:
+        """Return the profiles, float32 [dim, extent]."""
+        if not self.profiles:
+            return np.zeros((self.dim, self.extent), np.float32)
+        return np.frombuffer(self.profiles, np.float32).reshape(self.dim, self.extent)
+
+
 class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
     """The shape of one attention layer of the model.
 
@@ -81,6 +105,9 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
             A query sees the entries whose tokens all came, or those of them that the indexer chooses, beside the tokens
             of its window. Such a layer is latent. Every row has an entry behind k, of as many elements, and the index
             key behind that; those of the last token of each compress_rate are kept.
+        bias: What is added to scores by distance, or None for nothing. Its numbers follow q in a row.
+        row_sinks: True if every token brings one more logit for each of its query heads, as `sinks` are of a layer's
+            heads. They follow q and the numbers of biases in a row.
     """
 
     kv_heads: int
@@ -95,6 +122,8 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
     indexer: IndexerShape | None = None
     chunked: bool = False
     compress_rate: int = 0
+    bias: PositionBias | None = None
+    row_sinks: bool = False
 
     def first_seen(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first position that a query sees, for queries at `positions`."""
@@ -146,12 +175,18 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
 
     @property
     def q_columns(self) -> int:
-        """Return the columns of a q row, those of index queries and weights included."""
-        return self.own_q_columns + (self.indexer.q_columns if self.indexer else 0)
+        """Return the columns of a q row, those of biases, sinks, and index queries and weights included."""
+        sinks = self.q_heads if self.row_sinks else 0
+        return self.own_q_columns + self.bias_columns + sinks + (self.indexer.q_columns if self.indexer else 0)
+
+    @property
+    def bias_columns(self) -> int:
+        """Return the columns of the numbers that mix profiles of biases."""
+        return 0 if self.bias is None else self.q_heads * self.bias.dim
 
     @property
     def own_q_columns(self) -> int:
-        """Return the columns of a q row without those of index queries and weights."""
+        """Return the columns of the queries of a q row."""
         return self.q_heads * self.k_dim
 
     @property
@@ -176,6 +211,11 @@ def attention_shapes(shapes: Sequence[MixerShape]) -> list[LayerShape]:
 def chooses_tokens(shapes: Sequence[MixerShape]) -> bool:
     """Return whether any layer attends to tokens that an indexer chooses, or to compressed entries."""
     return any(s.chooses_from is not None for s in attention_shapes(shapes))
+
+
+def adds_to_scores(shapes: Sequence[MixerShape]) -> bool:
+    """Return whether rows of any layer bring biases of scores, or sinks."""
+    return any(s.bias is not None or s.row_sinks for s in attention_shapes(shapes))
 
 
 def recurrent_shapes(shapes: Sequence[MixerShape]) -> list[RecurrentShape]:

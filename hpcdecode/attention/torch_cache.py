@@ -16,7 +16,7 @@ from hpcdecode.attention.base import DEFAULT_BLOCK_TOKENS, KV_DTYPES, LATENT_KV_
 from hpcdecode.attention.block_table import BlockTable
 from hpcdecode.attention.clocks import clock_of
 from hpcdecode.attention.quantized import CODES
-from hpcdecode.attention.shapes import LayerShape, chooses_tokens
+from hpcdecode.attention.shapes import LayerShape, adds_to_scores, chooses_tokens
 from hpcdecode.attention.torch_attend import Heads, attend_wave
 from hpcdecode.attention.torch_reads import CHUNK, RowPlaces, Wave, to_device, waves
 from hpcdecode.attention.torch_rows import RowStore, k_spans, layer_bytes, open_rows, turned, v_spans
@@ -34,6 +34,8 @@ def check_layers(layers: Sequence[LayerShape], kv_dtype: str) -> None:
         raise ValueError(f"kv_dtype: expected one of {', '.join(known)}{' for latents' * latent}, got {kv_dtype!r}")
     if chooses_tokens(layers):
         raise ValueError("expected layers that attend to all tokens on a device, got one with an indexer or entries")
+    if adds_to_scores(layers):
+        raise ValueError("expected layers whose scores are q.k alone on a device, got one with biases or sinks of rows")
 
 
 class TorchKvCache:

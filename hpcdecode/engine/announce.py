@@ -10,8 +10,9 @@ from hpcdecode.attention.shapes import attention_shapes, recurrent_shapes, state
 from hpcdecode.config import QUANTISED, EngineOptions
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.fluid import rotation_of
+from hpcdecode.engine.member_part import MemberPart
 from hpcdecode.engine.scale import Scale
-from hpcdecode.engine.setup import MemberPart, Setup
+from hpcdecode.engine.setup import Setup
 from hpcdecode.model.frontend.config import stated_dtype
 from hpcdecode.report import text
 from hpcdecode.report.stages import Stages

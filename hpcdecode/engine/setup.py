@@ -13,12 +13,11 @@ import msgspec
 from hpcdecode.attention.base import LATENT_KV_DTYPES
 from hpcdecode.attention.footprint import Footprint, largest
 from hpcdecode.attention.open import by_kernels
-from hpcdecode.attention.recurrent_shapes import RecurrentShape
-from hpcdecode.attention.shapes import MixerShape, attention_shapes, chooses_tokens, with_states_as
+from hpcdecode.attention.shapes import MixerShape, adds_to_scores, attention_shapes, chooses_tokens, with_states_as
 from hpcdecode.attention.sizes import block_tokens_for, footprint_for, state_tokens_for
 from hpcdecode.config import EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
-from hpcdecode.engine.state_weights import StateWeights
+from hpcdecode.engine.member_part import MemberPart
 from hpcdecode.engine.weight_facts import auto_dtype, quantised
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
@@ -35,30 +34,6 @@ from hpcdecode.system.torch_functions import settle_functions
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-
-class MemberPart(msgspec.Struct, frozen=True):
-    """What a member of a group has of the model.
-
-    Attributes:
-        layers: First and last + 1 of its layers, those that attend and those that keep a state.
-        sinks: Attention sinks of each of these, or None.
-        recurrent: Weights of those that keep a state, by index of the layer.
-        vocabulary: First and last + 1 of the logits that it computes.
-        share: Of the weights of projections.
-        sums: In a step.
-        copied: Number of its layers all of whose heads every member has, as they cannot be dealt out evenly.
-        sums_of_own_rows: Those of its sums to which it gives rows of tokens of its own experts alone.
-    """
-
-    layers: tuple[int, int]
-    sinks: list[list[float] | None]
-    recurrent: dict[int, StateWeights]
-    vocabulary: tuple[int, int]
-    share: float
-    sums: int
-    copied: int
-    sums_of_own_rows: int = 0
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -200,6 +175,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         check_kv_dtype(options.kv_dtype, loaded.attends)
         if model is not None and not runs_indexers(options, team):
             require_all_tokens(loaded.attends)
+        _require_biases(team, loaded.attends)
         partition_of(options, team.pool).check(loaded.attends)
         return Loaded(loaded, tokenizer)
 
@@ -207,7 +183,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
     loads = team.me.has_s and model is None
     with node_memory(team, loads=loads) as memory, table_memory(team, loads=loads) as tables:
         loaded = together(team, lambda: own(memory, tables))
-    parts = team.gather_all([_part_of(loaded.model)] if loaded else [], list[MemberPart])
+    parts = team.gather_all([MemberPart.of(loaded.model)] if loaded else [], list[MemberPart])
     first = [part for place in team.groups[0].members for part in parts[place]]
     setup = _describe(options, loaded, first) if team.lead and loaded else None
     return team.broadcast(setup, Setup), loaded
@@ -226,6 +202,16 @@ def require_all_tokens(shapes: Sequence[MixerShape]) -> None:
     """Raise UserError if a model that was loaded for other ranks has layers that attend to chosen tokens or entries."""
     if chooses_tokens(shapes):
         raise UserError(f"the model was loaded with indexers or compressed entries: expected {CHOOSING_NEEDS}")
+
+
+def _require_biases(team: Team, shapes: Sequence[MixerShape]) -> None:
+    """Raise UserError if tokens bring biases of their scores, or sinks, and an R-rank has no kernels for that."""
+    on_gpus = [rank for rank in team.ranks if rank.has_r and rank.kv_device != "cpu"]
+    if on_gpus and adds_to_scores(shapes):
+        raise UserError(
+            "the model's tokens bring biases of their attention scores, or sinks: expected R-ranks on CPUs "
+            f"(--r-device cpu), got one on {on_gpus[0].kv_device}"
+        )
 
 
 def _trace_once(options: EngineOptions, team: Team, *, loaded: bool) -> None:
@@ -263,25 +249,13 @@ def together(team: Team, action: Callable[[], T]) -> T:
     return results[0]
 
 
-def _part_of(model: SplitModel) -> MemberPart:
-    sinks, layers = [model.sinks(i) for i in model.layers], (model.layers.start, model.layers.stop)
-    recurrent = {
-        i: StateWeights.of(model.recurrent_weights(i))
-        for i in model.layers
-        if isinstance(model.attends[i], RecurrentShape)
-    }
-    about, own = ((0, model.vocab_size), 1.0, 0, 0, 0), model.membership
-    if own is not None:
-        copied = sum(own.copied[slice(*layers)])
-        about = ((own.vocabulary.start, own.vocabulary.stop), own.share, own.sums, copied, own.sums_of_own_rows)
-    return MemberPart(layers, [None if s is None else s.tolist() for s in sinks], recurrent, *about)
-
-
 def _describe(options: EngineOptions, loaded: Loaded, members: Sequence[MemberPart]) -> Setup:
     model = loaded.model
     dtype = str(model.dtype).removeprefix("torch.")
     kv_dtype = options.kv_dtype or dtype
     shapes = with_states_as(model.attends, options.mamba_ssm_cache_dtype or "float32")
+    for i, bias in (item for part in members for item in part.biases.items()):
+        shapes[i] = msgspec.structs.replace(shapes[i], bias=bias)
     block_tokens = block_tokens_for(shapes, kv_dtype)
     stages = [shapes[slice(*part.layers)] for part in members]
     return Setup(

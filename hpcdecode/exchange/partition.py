@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from hpcdecode.attention.recurrent_shapes import RecurrentShape
-from hpcdecode.attention.shapes import LayerShape, MixerShape, chooses_tokens, recurrent_shapes
+from hpcdecode.attention.shapes import LayerShape, MixerShape, adds_to_scores, chooses_tokens, recurrent_shapes
 from hpcdecode.errors import UserError
 
 Shape = TypeVar("Shape", LayerShape, RecurrentShape, MixerShape)
@@ -49,6 +49,11 @@ class Partition:
             raise UserError(
                 "--partition head: expected attention to all tokens, got a model whose heads attend to what an indexer "
                 "chooses, or to compressed entries; use --partition request"
+            )
+        if self.by_head and adds_to_scores(shapes):
+            raise UserError(
+                "--partition head: expected attention by q.k alone, got a model whose tokens bring biases of their "
+                "scores, or sinks; use --partition request"
             )
         heads = {dealt_heads(s) if isinstance(s, LayerShape) else s.heads for s in shapes}
         heads |= {s.k_heads for s in recurrent_shapes(shapes) if s.k_heads > 1}

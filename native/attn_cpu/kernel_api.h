@@ -80,6 +80,23 @@ struct TokenArgs {
     int64_t stride;  // bytes between rows
 };
 
+// Numbers added to scores by the distance between query and key, as PositionBias says.
+struct BiasArgs {
+    const float* profiles;  // [dim] of the largest distance, extent - 1; null: minus the distance
+    int64_t stride;         // floats between profiles
+    int64_t extent;
+    int dim;            // 0: no biases
+    const void* mixes;  // [heads * group][dim] of the first head and query token; of q's type and stride
+};
+
+// One more logit in the softmax's denominator of each query row: that of its head, or of its token and head, or none.
+struct SinkArgs {
+    const float* of_heads;  // [heads * group] or null
+    const void* of_rows;    // [heads * group] of the first query token, or null
+    ActType type;           // of these
+    int64_t stride;         // elements between query tokens
+};
+
 // Attention over some pieces of some KV heads of one sequence, for one block of query rows.
 //
 // Row r of a head belongs to query token r / group and to query head r % group of that KV head. `kv`, `q`, `sinks` and
@@ -98,11 +115,12 @@ struct AttendArgs {
     int64_t new_tokens;     // query token j sees positions < length - new_tokens + j + 1
     Window window;
     float scale, softcap;  // softcap 0: none
+    BiasArgs bias;
     int64_t piece_begin, piece_end;
     bool fold;               // fold all pieces into one partial; only for the first pieces of a sequence
     float* partials;         // null: finish and write out; else [1 or pieces][heads][rows][2 + v_pad]
     int64_t partial_stride;  // floats between pieces
-    const float* sinks;      // [heads * group] or null
+    SinkArgs sinks;
     void* out;
     int64_t out_stride;  // elements between query tokens
     uint8_t* scratch;    // 64-byte aligned, see scratch_bytes in kv_cache.cpp
@@ -128,7 +146,7 @@ struct MergeArgs {
     int64_t partial_stride;
     int count, heads, rows, group, v_dim, v_pad;
     int v_rotation;
-    const float* sinks;
+    SinkArgs sinks;
     void* out;
     ActType type;
     int64_t out_stride;
@@ -170,7 +188,8 @@ struct PromptAttendArgs {
     int64_t position, count;  // of the first query token; tokens
     Window window;
     float scale, softcap;  // softcap 0: none
-    const float* sinks;    // [group] or null
+    BiasArgs bias;
+    SinkArgs sinks;
     void* out;
     int64_t out_stride;
     uint8_t* scratch;  // 64-byte aligned, see scratch_bytes in prefill.cpp

@@ -6,6 +6,7 @@
 #include "bandwidth.h"
 #include "call.h"
 #include "isa.h"
+#include "row_args.h"
 
 namespace hpcdecode {
 namespace {
@@ -15,11 +16,12 @@ constexpr int64_t kInlineBytes = 64 << 10;  // less work than this is not worth 
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Returns the bytes that AttendItem::carve_scratch takes, enough for merging and appending, too.
-size_t scratch_bytes(const HeadLayout& l, int64_t rows) {
+size_t scratch_bytes(const HeadLayout& l, int64_t rows, int bias_dim) {
     const size_t r = static_cast<size_t>(rows), f = sizeof(float);
     return padded(r * l.k_pad * f) + 3 * padded(r * f) + 2 * padded(r * kTile * f) + padded(r * l.v_pad * f) +
            padded(r * (2 + l.v_pad) * f) + 3 * padded(kMaxPassRows * kChunk * f) + padded(l.run_bytes) +
-           padded(kMaxPassRows * l.k_dim * f) + padded((l.k_pad + l.v_pad) * f) + padded(l.made_bytes);
+           padded(kMaxPassRows * l.k_dim * f) + padded((l.k_pad + l.v_pad) * f) + padded(l.made_bytes) +
+           padded(r * bias_dim * f);
 }
 
 }  // namespace
@@ -48,7 +50,7 @@ void KvCache::grow(Buffer& buffer, size_t& size, size_t need) {
 }
 
 void KvCache::reserve_scratch(const LayerLayout& layer, int64_t rows) {
-    const size_t need = std::max(scratch_bytes(layer.head, rows), index_scratch_bytes(layer));
+    const size_t need = std::max(scratch_bytes(layer.head, rows, layer.shape.bias.dim), index_scratch_bytes(layer));
     for (size_t i = 0; i < scratch_.size(); ++i) grow(scratch_[i], scratch_size_[i], need);
 }
 
@@ -144,7 +146,8 @@ void KvCache::run_item(const Call& call, int64_t item, int thread) {
     a.kv = pool_.view(call.layer, first_head, s.slot);
     a.q = at(*call.in, s.first_token, q_head * shape.k_dim);
     a.out = const_cast<uint8_t*>(at(*call.out, s.first_token, q_head * shape.v_dim));
-    a.sinks = call.sinks ? call.sinks + q_head : nullptr;
+    a.bias = bias_args(shape, *call.in, s.first_token, q_head);
+    a.sinks = sink_args(shape, call.sinks, *call.in, s.first_token, q_head);
     if (s.segments > 1) {
         const int64_t of_head = rows * (2 + call.layout->head.v_pad);
         const int64_t piece = segment == 0 ? 0 : 1 + (segment - 1) * s.segment_pieces;
@@ -172,7 +175,7 @@ void KvCache::merge(const Call& call, const SequencePlan& s, int head, int heads
         reinterpret_cast<const float*>(partials_.get()) + s.first_partial + int64_t{head} * m.rows * (2 + m.v_pad);
     m.partial_stride = int64_t{shape.kv_heads} * m.rows * (2 + m.v_pad);
     m.heads = heads;
-    m.sinks = call.sinks ? call.sinks + q_head : nullptr;
+    m.sinks = sink_args(shape, call.sinks, *call.in, s.first_token, q_head);
     m.out = const_cast<uint8_t*>(at(*call.out, s.first_token, q_head * shape.v_dim));
     m.type = call.out->type;
     m.out_stride = call.out->stride;

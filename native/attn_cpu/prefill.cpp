@@ -30,11 +30,10 @@ PromptLayout lay_out_prompts(const LayerShape& s, const PromptKernel& kernel) {
 }
 
 // Returns the bytes that Prefill::carve of the kernels takes.
-size_t scratch_bytes(const PromptLayout& l, const PromptKernel& kernel, int64_t rows) {
-    const int64_t padded = round_up(rows, kernel.rows);
-    const int64_t words[] = {
-        padded * l.k_words,       padded * l.v_pad, padded, padded * kTile, 2 * kernel.rows * kPromptTile,
-        kernel.rows * kPromptTile};
+size_t scratch_bytes(const PromptLayout& l, const PromptKernel& kernel, int64_t rows, int bias_dim) {
+    const int64_t padded = round_up(rows, kernel.rows), scores = int64_t{kernel.rows} * kPromptTile;
+    const int64_t words[] = {padded * l.k_words, padded * l.v_pad, padded, padded * kTile,
+                             padded * bias_dim,  2 * scores,       scores};
     int64_t bytes = 0;
     for (int64_t n : words) bytes += round_up(n * 4, 64);
     return static_cast<size_t>(bytes);
@@ -55,7 +54,7 @@ Prefill::Prefill(const std::vector<LayerShape>& layers, ActType type, std::share
     for (const LayerShape& s : layers) {
         const int tokens = std::max(1, kPromptItemRows / s.group());
         const PromptLayout l = lay_out_prompts(s, kernel_);
-        layers_.push_back({s, l, tokens, scratch_bytes(l, kernel_, int64_t{tokens} * s.group())});
+        layers_.push_back({s, l, tokens, scratch_bytes(l, kernel_, int64_t{tokens} * s.group(), s.bias.dim)});
         scratch = std::max(scratch, layers_.back().scratch);
     }
     for (auto& buffer : scratch_) {
@@ -94,7 +93,7 @@ void Prefill::check(const PromptLayer& l, const PromptRows& rows) const {
         if (m.type != type_) invalid(std::string(name) + ": expected the dtype that prompts were opened with");
     };
     const LayerShape& s = l.shape;
-    expect("q", rows.q, int64_t{s.q_heads} * s.k_dim);
+    expect("q", rows.q, s.q_columns());
     expect("k", rows.k, int64_t{s.kv_heads} * s.k_dim);
     expect("v", rows.v, int64_t{s.kv_heads} * s.v_dim);
     expect("out", rows.out, int64_t{s.q_heads} * s.v_dim);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "row_args.h"
+
 namespace hpcdecode {
 namespace {
 constexpr int64_t kPackTokens = 2 * kPromptTile;  // of an item, which begins and ends with a tile
@@ -120,7 +122,8 @@ void PromptItems::attend(const Item& item, uint8_t* scratch) const {
     a.window = s.window;
     a.scale = s.scale;
     a.softcap = s.softcap;
-    a.sinks = rows_.sinks ? rows_.sinks + q_head : nullptr;
+    a.bias = bias_args(s, rows_.q, row, q_head);
+    a.sinks = sink_args(s, rows_.sinks, rows_.q, row, q_head);
     a.out = const_cast<uint8_t*>(at(rows_.out, row, q_head * s.v_dim));
     a.out_stride = rows_.out.stride;
     a.scratch = scratch;

@@ -62,6 +62,8 @@ HeadLayout head_layout(const LayerShape& s, KvType type, int block_tokens) {
 void require(const LayerShape& s, KvType type) {
     if (s.chooses())
         invalid("expected layers that attend to all tokens on a device, got one with an indexer or entries");
+    if (s.bias.dim > 0 || s.row_sinks)
+        invalid("expected layers whose scores are q.k alone on a device, got one with biases or sinks of rows");
     if (s.latent && type == KvType::kI8)
         invalid("kv_dtype: expected float32, float16 or bfloat16 for values in K on a device, got 'int8'");
     const int most = s.latent ? kMaxLatentVDim : kMaxVDim;

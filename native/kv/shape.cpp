@@ -29,6 +29,22 @@ bool takes_after(const LayerShape& s, const LayerShape& before) {
 
 }  // namespace
 
+PositionBias PositionBias::of(int dim, const std::vector<float>& profiles) {
+    if (dim < 0 || (!profiles.empty() && (dim == 0 || profiles.size() % dim != 0))) {
+        throw std::invalid_argument("bias_profiles: expected [bias_dim, extent] numbers, or none");
+    }
+    PositionBias bias;
+    bias.dim = dim;
+    if (profiles.empty()) return bias;
+    bias.extent = static_cast<int64_t>(profiles.size()) / dim;
+    std::vector<float> reversed(dim * bias.stride(), 0.0f);
+    for (int64_t i = 0; i < dim; ++i)
+        std::reverse_copy(profiles.begin() + i * bias.extent, profiles.begin() + (i + 1) * bias.extent,
+                          reversed.begin() + i * bias.stride() + kMargin);
+    bias.profiles = std::make_shared<const std::vector<float>>(std::move(reversed));
+    return bias;
+}
+
 KvType parse_kv_type(const std::string& name) {
     if (name == "float32") return KvType::kF32;
     if (name == "float16") return KvType::kF16;
@@ -68,6 +84,9 @@ void check_shapes(const std::vector<LayerShape>& layers, int block_tokens) {
         require(s.index_topk >= 0 && s.index_heads >= 0 && (s.index_heads > 0) == (s.index_dim > 0), i,
                 "an indexer needs heads, dims and a number of tokens to choose");
         require(s.index_topk > 0 || !s.has_indexer(), i, "an indexer chooses at least one token");
+        require((s.bias.dim == 0 && !s.row_sinks) || (!s.chooses() && !s.latent && s.softcap == 0), i,
+                "scores with biases are of all tokens, of keys of their own, and not capped");
+        require(!s.sinks || !s.row_sinks, i, "sinks are those of the layer, or of its rows");
         if (s.has_entries()) {
             check_entries(s, block_tokens, i);
             continue;

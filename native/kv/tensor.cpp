@@ -195,11 +195,14 @@ void bind_common(nb::module_& m) {
             [](LayerShape* s, int kv_heads, int k_dim, int v_dim, int q_heads, float scale,
                std::optional<int64_t> window, std::optional<float> softcap, bool sinks, bool latent, int index_heads,
                int index_dim, int64_t index_topk, bool chunked, int64_t compress_rate, int64_t index_pool,
-               int64_t index_local) {
+               int64_t index_local, int bias_dim, nb::handle bias_profiles, bool row_sinks) {
                 if ((window && *window < 1) || (chunked && !window) || (softcap && !(*softcap > 0))) {
                     throw std::invalid_argument(
                         "window and softcap: expected positive values, or None; a chunk has a window");
                 }
+                const auto bias =
+                    PositionBias::of(bias_dim, bias_profiles.is_none() ? std::vector<float>()
+                                                                       : read_floats(bias_profiles, "bias_profiles"));
                 new (s) LayerShape{kv_heads,
                                    k_dim,
                                    v_dim,
@@ -214,12 +217,20 @@ void bind_common(nb::module_& m) {
                                    index_topk,
                                    compress_rate,
                                    index_pool,
-                                   index_local};
+                                   index_local,
+                                   bias,
+                                   row_sinks};
             },
             nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("q_heads"), nb::arg("scale"),
             nb::arg("window").none(), nb::arg("softcap").none(), nb::arg("sinks"), nb::arg("latent") = false,
             nb::arg("index_heads") = 0, nb::arg("index_dim") = 0, nb::arg("index_topk") = 0, nb::arg("chunked") = false,
             nb::arg("compress_rate") = 0, nb::arg("index_pool") = 1, nb::arg("index_local") = 0,
+            nb::arg("bias_dim") = 0, nb::arg("bias_profiles").none() = nb::none(), nb::arg("row_sinks") = false,
+            nb::sig("def __init__(self, kv_heads: int, k_dim: int, v_dim: int, q_heads: int, scale: float, "
+                    "window: int | None, softcap: float | None, sinks: bool, latent: bool = False, "
+                    "index_heads: int = 0, index_dim: int = 0, index_topk: int = 0, chunked: bool = False, "
+                    "compress_rate: int = 0, index_pool: int = 1, index_local: int = 0, bias_dim: int = 0, "
+                    "bias_profiles: _Floats | None = None, row_sinks: bool = False) -> None"),
             R"(Describe an attention layer.
 
 Args:
@@ -243,9 +254,14 @@ Args:
         whole pool are attended to as well. index_topk is whole pools.
     index_local: If positive, pools are blocks, of which every KV head attends to as many of the last ones,
         and to those that its own index head chooses by the largest q.k; every token has an index key.
+    bias_dim: Numbers that a row has for each query head, behind the queries; 0 for none. Their products with
+        the profiles are added to the scores.
+    bias_profiles: float32 [bias_dim * extent], by distance between query and key; None for profiles that
+        are minus the distance.
+    row_sinks: True if rows have a sink for each query head, behind the numbers of biases.
 
 Raises:
-    ValueError: If window or softcap is not positive, or a chunk has no window.)");
+    ValueError: If window or softcap is not positive, a chunk has no window, or profiles are not bias_dim alike.)");
 }
 
 }  // namespace hpcdecode

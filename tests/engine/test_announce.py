@@ -7,7 +7,8 @@ import pytest
 from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.engine.announce import _members
-from hpcdecode.engine.setup import MemberPart, Setup
+from hpcdecode.engine.member_part import MemberPart
+from hpcdecode.engine.setup import Setup
 
 ATTENTION = LayerShape(kv_heads=1, k_dim=16, v_dim=16, q_heads=2, scale=1.0)
 STATE = RecurrentShape(heads=4, k_heads=2, k_dim=16, v_dim=16)

@@ -86,6 +86,24 @@ def test_tokens_that_indexers_choose_for_equal_those_of_transformers(mpiexec, tm
     assert found == {name: dict.fromkeys(runs, 0) for name in INDEXED}
 
 
+def test_tokens_by_biased_scores_equal_those_of_transformers(mpiexec, tmp_path):
+    """Biases by learned profiles and by slopes, and sinks of tokens; behind a prefix."""
+    names = ("inkling", "inkling2", "bloom")
+    cases = [make_case(name, tmp_path, rows=6, new_tokens=10, common=130) for name in names]
+    runs = (
+        "1:7:2",
+        "4:7:2:request:3",
+        "2:7:2:replicas",
+        "2:7:1:pp2",
+        "3:7:3:rot2-request",
+        "2:7:1:tp2",
+        "4:7:2:tp2-request:2",
+        PREFILL[0],
+    )
+    found = differing(mpiexec, cases, "float32", "transformers", runs)
+    assert found == {name: dict.fromkeys(runs, 0) for name in names}
+
+
 def test_tokens_behind_a_shared_prefix_equal_those_of_transformers(mpiexec, tmp_path):
     case = make_case("llama3", tmp_path, rows=8, new_tokens=10, common=200)
     runs = (

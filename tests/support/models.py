@@ -17,6 +17,7 @@ from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.attention.states import ReferenceStateStore
 from hpcdecode.model import SplitModel
 from hpcdecode.model.frontend.architectures import model_class
+from tests.support.biased import BIASED, BYPASSING
 from tests.support.hybrids import HYBRIDS
 from tests.support.tiny import tiny
 
@@ -157,7 +158,7 @@ INDEXED = {
 
 def build(name: str, directory: str | Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Write the checkpoint of an architecture or hybrid to `directory`: config, weights, tokenizer."""
-    return save((ARCHITECTURES | HYBRIDS | INDEXED)[name](), directory, seed, dtype)
+    return save((ARCHITECTURES | HYBRIDS | INDEXED | BIASED | BYPASSING)[name](), directory, seed, dtype)
 
 
 def save(
@@ -255,17 +256,17 @@ class Attention:
                 out[at] = result
                 continue
             keys, values = self.append(layer, row, k[at], v[at])
-            if shape.chooses_from is not None:
+            if shape.chooses_from is not None or shape.q_columns > shape.own_q_columns:
                 held = torch.cat([keys, values], 1)
-                out[at] = self.attend_chosen(layer, row, q[at], held).to(q.dtype)
+                out[at] = self.attend_all_columns(layer, row, q[at], held).to(q.dtype)
                 continue
             out[at] = self.attend(layer, q[at].float(), keys, values, positions[at]).to(q.dtype)
         return out
 
-    def attend_chosen(self, layer, row, q, held):
+    def attend_all_columns(self, layer, row, q, held):
         shape, chosen = self.model.attends[layer], None
         held, by = held.float(), q[:, shape.own_q_columns :].float()
-        if not shape.compress_rate:
+        if shape.indexer and not shape.compress_rate:
             if shape.indexer.heads:
                 self.chosen[row] = chosen_positions(by, held[:, shape.own_k_columns : shape.k_columns], shape.indexer)
             chosen = self.chosen[row]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hpcdecode.model.frontend.own_attentions import known_as
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -81,7 +83,8 @@ def build(config: PreTrainedConfig, dtype: torch.dtype, attention: str | None = 
     if attention is None or has_towers(config):
         model = make(config, dtype=dtype)
     else:
-        model = make(config, dtype=dtype, attn_implementation=attention)
+        with known_as(attention, kind):
+            model = make(config, dtype=dtype, attn_implementation=attention)
     if attention is not None and has_towers(config):
         decoder_of(model).set_attn_implementation(attention)
     return model

@@ -1,4 +1,7 @@
-"""Let attention take the rows of its indexer, and compressed entries, as columns of q and k, or do without indexers."""
+"""Let attention take what tokens bring beside q, k and v as columns of q and k, or do without indexers.
+
+These are the rows of its indexer, compressed entries, numbers that mix biases, and sinks.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,10 @@ from torch.fx.node import Argument
 from hpcdecode.model.frontend.clean import remove_dead
 from hpcdecode.model.frontend.meta import TOKENS, Meta, tensor_meta
 from hpcdecode.model.frontend.operators import ATTEND
-from hpcdecode.model.frontend.ops import AttendArguments
+from hpcdecode.model.frontend.ops import NO_MORE, OF_SCORES, PLAIN, AttendArguments
 from hpcdecode.model.frontend.trace import Trace
 
 aten = torch.ops.aten
-_PLAIN = 9  # arguments of attend without an indexer
 
 
 def has_indexers(trace: Trace) -> bool:
@@ -56,11 +58,23 @@ def join_indexers(trace: Trace) -> Trace:
     return replace(trace, facts=changed(trace.facts, max_positions=trace.facts.own_positions))
 
 
+def join_scores(trace: Trace) -> Trace:
+    """Return a trace, changed in place, that brings what changes scores, biases and sinks, in the rows of q."""
+    for i, attend in enumerate(trace.attends):
+        if attend.target is ATTEND and (call := AttendArguments.of(attend)).score_rows:
+            with trace.graph.inserting_before(attend):
+                q = _side_by_side(trace.graph, [call.q, *call.score_rows])
+            given = (*attend.args, *NO_MORE[len(attend.args) - PLAIN :])[1:-OF_SCORES]
+            args = (q, *given, call.profiles, None, call.row_sinks, None)
+            trace.attends[i] = _replaced(trace, attend, args)
+    return trace
+
+
 def leave_out_indexers(trace: Trace) -> Trace:
     """Return a trace, changed in place, whose attentions are over all tokens; it has no compressed entries."""
     for i, attend in enumerate(trace.attends):
         if attend.target is ATTEND and AttendArguments.of(attend).index_topk:
-            trace.attends[i] = _replaced(trace, attend, attend.args[:_PLAIN])
+            trace.attends[i] = _replaced(trace, attend, attend.args[:PLAIN])
     remove_dead(trace.graph)
     left = set(trace.graph.nodes)  # without compressors of index keys
     trace.attends[:] = [n for n in trace.attends if n in left]
@@ -77,7 +91,7 @@ def _joined(trace: Trace, attend: fx.Node) -> fx.Node:
     with trace.graph.inserting_before(attend):
         q, k = (_side_by_side(trace.graph, parts) for parts in ([call.q, *of_queries], stored))
     entries, blocks = (call.compress_rate, None), (call.index_pool, call.index_local)
-    args = (q, k, *attend.args[2:_PLAIN], call.index_topk, call.index_heads, dim, None, False, *entries, *blocks)
+    args = (q, k, *attend.args[2:PLAIN], call.index_topk, call.index_heads, dim, None, False, *entries, *blocks)
     return _replaced(trace, attend, args)
 
 

@@ -15,6 +15,7 @@ from hpcdecode.model.frontend.architectures import model_class, text_of, type_by
 from hpcdecode.model.frontend.compressors import COMPRESSED
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.model.frontend.indexers import INDEXED, all_chosen, leaves_out_newest
+from hpcdecode.model.frontend.inkling import SLIDING
 from hpcdecode.model.frontend.llama4 import CHUNKED
 from hpcdecode.model.frontend.ngrams import ngrams_problem
 from hpcdecode.model.frontend.quiet import quiet
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 ATTENTION_KINDS = INDEXED | COMPRESSED | {CHUNKED, "full_attention", "sliding_attention"}
-ATTENTION_KINDS |= {"hybrid"}  # beside a recurrence
+ATTENTION_KINDS |= {"hybrid", SLIDING}  # beside recurrences
 OTHER_KINDS = frozenset({"linear_attention", "conv", "moe", "mlp"})  # of layers without attention
 MOST_JSON_BYTES = 64 << 20
 QUANTISATION_KEYS = ("quantization_config", "compression_config")
@@ -49,13 +50,18 @@ class ModelFacts(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, config: PreTrainedConfig) -> ModelFacts:
         """Return the facts in `config`."""
-        own = getattr(text_of(config), "max_position_embeddings", None)
+        own = _stated_positions(text_of(config))
         return cls(config.model_type, config.architectures, longest(text_of(config)), own)
+
+
+def _stated_positions(config: PreTrainedConfig) -> int | None:
+    names = "max_position_embeddings", "max_seq_len"
+    return next((stated for name in names if (stated := getattr(config, name, None)) is not None), None)
 
 
 def longest(config: PreTrainedConfig) -> int | None:
     """Return the most tokens of a sequence that the language model `config` can be run on, or None."""
-    limits = getattr(config, "max_position_embeddings", None), all_chosen(config)
+    limits = _stated_positions(config), all_chosen(config)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -197,6 +203,8 @@ def layer_types(config: PreTrainedConfig, layers: int) -> list[Any]:
     """
     stated = getattr(config, "layer_types", None)
     if stated is not None:
-        return list(stated)
+        return ["sliding_attention" if kind == SLIDING else kind for kind in stated]
+    if (of_gpt_neo := getattr(config, "attention_layers", None)) is not None:
+        return ["sliding_attention" if kind == "local" else "full_attention" for kind in of_gpt_neo]
     slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
     return ["sliding_attention"] * layers if slides else []

@@ -67,6 +67,12 @@ def trace_positions(positions: torch.Tensor) -> None:
     _Traced.positions = positions
 
 
+def traced_positions() -> torch.Tensor:
+    """Return the positions of the tokens, int64 [T], of the model that is traced now."""
+    assert _Traced.positions is not None, "a model is traced with positions"
+    return _Traced.positions
+
+
 def take_indexer_rows(attention: object) -> IndexerRows | None:
     """Return what tokens bring to the indexer of an attention of transformers; None if no choice is made for it."""
     rows, fresh = _Traced.last, _Traced.fresh
@@ -109,8 +115,7 @@ def _stand_in(
     rotary = next((m for m in model.modules() if type(m).__name__.endswith("TextRotaryEmbedding")), None)
 
     def forward(indexer: torch.nn.Module, *args: object, **kwargs: object) -> EveryToken:
-        assert _Traced.positions is not None, "a model is traced with positions"
-        _Traced.last, _Traced.fresh = rows(indexer, Positions(_Traced.positions, rotary), *args, **kwargs), True
+        _Traced.last, _Traced.fresh = rows(indexer, Positions(traced_positions(), rotary), *args, **kwargs), True
         return EVERY_TOKEN
 
     return lambda _: forward

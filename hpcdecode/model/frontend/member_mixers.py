@@ -13,7 +13,7 @@ from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.mixers import recur_arguments
 from hpcdecode.model.frontend.nodes import as_node
 from hpcdecode.model.frontend.operators import ATTEND
-from hpcdecode.model.frontend.ops import IN_CHUNKS, AttendArguments
+from hpcdecode.model.frontend.ops import IN_CHUNKS, NO_MORE, OF_SCORES, PLAIN, AttendArguments
 from hpcdecode.model.frontend.recurrent import CONV, CONV_RECUR
 from hpcdecode.model.frontend.units import Ints
 
@@ -56,6 +56,10 @@ def _attend(node: fx.Node, dealt: Dealt, member: int, own: OwnPart) -> list[Argu
         ]
     elif call.chunked:
         made += IN_CHUNKS
+    if call.profiles is not None:
+        profiles = own(call.profiles, _of_heads(call.profiles, 0, np.array([EVERYONE])))
+        mixes, sinks = (None if n is None else own(n, _of_heads(n, 1, owners)) for n in (call.mixes, call.sink_rows))
+        made += [*NO_MORE[len(made) - PLAIN : -OF_SCORES], profiles, mixes, call.row_sinks, sinks]
     return made
 
 

@@ -16,6 +16,7 @@ from hpcdecode.model.frontend.experts import expert_linear, projected, run_exper
 from hpcdecode.model.frontend.indexers import EVERY_TOKEN, take_indexer_rows
 from hpcdecode.model.frontend.llama4 import OWN_CHUNK, chunk_size
 from hpcdecode.model.frontend.nodes import as_float, as_int, as_node, as_nodes
+from hpcdecode.model.frontend.score_rows import ScoreRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -27,8 +28,10 @@ HARMLESS = {"dropout", "position_ids", "cache_position", "use_cache", "is_causal
 HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 HARMLESS |= {"logits_to_keep"}
 
-# The last arguments of attend: no indexer, no chunks, no entries.
-_NO_MORE: tuple[Argument, ...] = (0, 0, 0, None, False, 0, None, 1, 0)
+PLAIN = 9  # arguments of attend without these
+# The last arguments of attend: no indexer, no chunks, no entries, no biases.
+NO_MORE: tuple[Argument, ...] = (0, 0, 0, None, False, 0, None, 1, 0, None, None, False, None)
+OF_SCORES = 4  # the last ones of these
 IN_CHUNKS: tuple[Argument, ...] = (0, 0, 0, None, True)
 
 
@@ -64,6 +67,11 @@ class AttendArguments(NamedTuple):
         index_pool: Tokens that the indexer chooses together, by the index key of the last one.
         index_local: If positive, these are blocks, of which every KV head attends to so many of the last, and to those
             that the index head of its number chooses. There are no head weights.
+        profiles: Profiles over distances that are mixed into biases of scores, [dim, extent], or None. Of
+            [dim, 0] all are minus the distance.
+        mixes: What mixes them, [T, q_heads * dim], if it is not columns of q, behind the queries.
+        row_sinks: Whether every token brings sinks.
+        sink_rows: These, [T, q_heads], if they are not columns of q, behind those of `mixes`.
     """
 
     q: fx.Node
@@ -84,16 +92,29 @@ class AttendArguments(NamedTuple):
     entry: fx.Node | None = None
     index_pool: int = 1
     index_local: int = 0
+    profiles: fx.Node | None = None
+    mixes: fx.Node | None = None
+    row_sinks: bool = False
+    sink_rows: fx.Node | None = None
+
+    @property
+    def score_rows(self) -> list[fx.Node]:
+        """Return those of `rows` that change scores."""
+        return [n for n in (self.mixes, self.sink_rows) if n is not None]
 
     @property
     def dealt_rows(self) -> list[fx.Node]:
-        """Return those of an indexer's rows of which every KV head has its own: queries that choose blocks."""
+        """Return those of `rows` behind v of which every KV head has its own: queries of blocks, and `score_rows`."""
+        return [*self._block_queries, *self.score_rows]
+
+    @property
+    def _block_queries(self) -> list[fx.Node]:
         return list(self.index_rows[:1]) if self.index_local else []
 
     @property
     def shared_rows(self) -> list[fx.Node]:
         """Return those of `rows` that all heads share: the other ones of an indexer, and entries."""
-        return [*self.index_rows[len(self.dealt_rows) :], *([] if self.entry is None else [self.entry])]
+        return [*self.index_rows[len(self._block_queries) :], *([] if self.entry is None else [self.entry])]
 
     @property
     def rows(self) -> list[fx.Node]:
@@ -104,7 +125,8 @@ class AttendArguments(NamedTuple):
     def of(cls, attend: fx.Node) -> AttendArguments:
         """Return the arguments of the call `attend`."""
         q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *more = attend.args
-        topk, heads, dim, rows, chunked, rate, entry, pool, local = (*more, *_NO_MORE[len(more) :])
+        topk, heads, dim, rows, chunked, rate, entry, pool, local, *of_scores = (*more, *NO_MORE[len(more) :])
+        profiles, mixes, row_sinks, sink_rows = of_scores
         return cls(
             q=as_node(q),
             k=as_node(k),
@@ -124,6 +146,10 @@ class AttendArguments(NamedTuple):
             entry=None if entry is None else as_node(entry),
             index_pool=as_int(pool),
             index_local=as_int(local),
+            profiles=None if profiles is None else as_node(profiles),
+            mixes=None if mixes is None else as_node(mixes),
+            row_sinks=bool(row_sinks),
+            sink_rows=None if sink_rows is None else as_node(sink_rows),
         )
 
 
@@ -148,7 +174,8 @@ def define() -> None:
         schema="(Tensor q, Tensor k, Tensor v, int q_heads, int kv_heads, float scale, int? window, float? softcap, "
         "Tensor? sinks, int index_topk=0, int index_heads=0, int index_dim=0, Tensor[]? index_rows=None, "
         "bool chunked=False, int compress_rate=0, Tensor? entry=None, int index_pool=1, "
-        "int index_local=0) -> Tensor",
+        "int index_local=0, Tensor? profiles=None, Tensor? mixes=None, bool row_sinks=False, "
+        "Tensor? sink_rows=None) -> Tensor",
     )
     attend.register_fake(_attended)
     experts = torch.library.custom_op(
@@ -190,14 +217,15 @@ def _attention(
         key: Keys, [1, kv_heads, T, k_dim].
         value: Values, [1, kv_heads, T, v_dim].
         attention_mask: A mask other than None is refused.
-        kwargs: Scale, window, softcap and sinks, and what some models pass besides.
+        kwargs: Scale, window, softcap, sinks and biases, and what some models pass besides.
 
     Returns:
         The output [1, T, q_heads, v_dim], and None for the attention weights.
     """
     scale, window, softcap, sinks = (kwargs.pop(k, None) for k in ("scaling", "sliding_window", "softcap", "s_aux"))
-    refuse_unknown_arguments(module, attention_mask, kwargs)
     dtype = module.config.dtype
+    of_scores = _of_scores(kwargs, dtype)
+    refuse_unknown_arguments(module, attention_mask, kwargs)
     tokens, q_heads, kv_heads = query.shape[2], query.shape[1], key.shape[1]
     q, k = (x.transpose(1, 2).reshape(tokens, -1).to(dtype) for x in (query, key))
     v = k if value is key else value.transpose(1, 2).reshape(tokens, -1).to(dtype)
@@ -206,8 +234,18 @@ def _attention(
     if attention_mask is OWN_CHUNK:
         window = chunk_size(module.config)
     more = _more_arguments(module, attention_mask, dtype)
+    if of_scores:
+        more += (*NO_MORE[len(more) : -OF_SCORES], *of_scores)
     o: Tensor = torch.ops.hpcdecode.attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks, *more)
     return o.reshape(1, tokens, q_heads, value.shape[-1]).to(value.dtype), None
+
+
+def _of_scores(kwargs: dict[str, Any], dtype: Any) -> tuple[Any, ...]:
+    """Take from the arguments of attention what changes scores, and return it as attend takes it, or nothing."""
+    if not isinstance(kwargs.get("position_bias"), ScoreRows):
+        return ()
+    biases, sinks = kwargs.pop("position_bias"), kwargs.pop("sinks", None)
+    return biases.profiles, biases.mixes.to(dtype), sinks is not None, None if sinks is None else sinks.to(dtype)
 
 
 def _more_arguments(module: AttentionModule, attention_mask: object, dtype: Any) -> tuple[Any, ...]:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from hpcdecode.model.frontend.compressors import COMPRESSORS
 from hpcdecode.model.frontend.expert_loops import EXPERT_LOOPS
 from hpcdecode.model.frontend.indexers import tracing_indexers
+from hpcdecode.model.frontend.inkling import INKLING
 from hpcdecode.model.frontend.llama4 import tracing_llama4
 from hpcdecode.model.frontend.ngrams import tracing_ngrams
+from hpcdecode.model.frontend.own_attentions import tracing_own_attentions
 from hpcdecode.model.frontend.replaced_names import replaced_methods
 from hpcdecode.model.frontend.scans import recurrences
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def rewritten(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Let `model`, of transformers, be one that can be traced inside the block; dtype: of its activations."""
-    forwards = replaced_methods(model.modules(), {**EXPERT_LOOPS, **COMPRESSORS})
+    forwards = replaced_methods(model.modules(), {**EXPERT_LOOPS, **COMPRESSORS, **INKLING})
     ngrams = tracing_ngrams(model, dtype)
-    with tracing_indexers(model), tracing_llama4(model), forwards, ngrams, recurrences(model, dtype):
+    own = tracing_own_attentions(model)
+    with tracing_indexers(model), tracing_llama4(model), own, forwards, ngrams, recurrences(model, dtype):
         yield

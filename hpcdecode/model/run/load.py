@@ -17,7 +17,7 @@ from hpcdecode.model.frontend.absorb import absorb
 from hpcdecode.model.frontend.add_adapters import add_adapters
 from hpcdecode.model.frontend.cache import cached_sources, cached_trace
 from hpcdecode.model.frontend.checkpoint import holds_weights, open_checkpoint
-from hpcdecode.model.frontend.choose import has_entries, has_indexers, join_indexers, leave_out_indexers
+from hpcdecode.model.frontend.choose import has_entries, has_indexers, join_indexers, join_scores, leave_out_indexers
 from hpcdecode.model.frontend.config import ModelFacts, config_file, stated_config, stated_dtype
 from hpcdecode.model.frontend.gguf.checkpoint import open_gguf
 from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
@@ -157,7 +157,7 @@ def load_split(
     own = member_trace(traced, part.tp, part.tp_rank, ep=part.ep)
     if latents:
         absorb(own)  # after the deal: heads are dealt out as they are in the model
-    own = join_indexers(own)
+    own = join_scores(join_indexers(own))
     tensors = tensors or (open_plain(folder, layers, scheme, exact) if weights else {})
     bound = bound_weights(folder, tensors, traced, own, device, scheme, lora, adapters, tables) if weights else None
     parts = split(own, device)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, fx
 
 from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
-from hpcdecode.attention.shapes import IndexerShape, LayerShape, MixerShape
+from hpcdecode.attention.shapes import IndexerShape, LayerShape, MixerShape, PositionBias
 from hpcdecode.model.frontend.meta import tensor_meta
 from hpcdecode.model.frontend.mixers import recur_arguments
 from hpcdecode.model.frontend.operators import ATTEND
@@ -48,8 +49,22 @@ def _attention(node: fx.Node) -> LayerShape:
     about = call.scale, call.window, call.softcap, call.sinks is not None
     choice = call.index_topk, call.index_heads, call.index_dim, call.index_pool, call.index_local
     indexer = IndexerShape(*choice) if call.index_topk else None
+    bias = None
+    if call.profiles is not None:
+        dim, extent = map(int, tensor_meta(call.profiles).shape)
+        bias = PositionBias(dim, extent)
     more = _columns(call.v) == 0, indexer, call.chunked, call.compress_rate
-    return LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, *about, *more)
+    return LayerShape(call.kv_heads, k_dim, v_dim, call.q_heads, *about, *more, bias=bias, row_sinks=call.row_sinks)
+
+
+def with_weights(shape: MixerShape, mixer: fx.Node, value: Callable[[fx.Node], Tensor]) -> MixerShape:
+    """Return a layer's shape with the weights that are part of it; value: returns the value of a static node."""
+    if not isinstance(shape, LayerShape) or shape.bias is None:
+        return shape
+    profiles = AttendArguments.of(mixer).profiles
+    assert profiles is not None, "a layer with biases has profiles"
+    found = value(profiles).to("cpu", torch.float32).contiguous().numpy().tobytes()
+    return replace(shape, bias=replace(shape.bias, profiles=found))
 
 
 def _recurrence(node: fx.Node, element_bytes: int) -> RecurrentShape:

@@ -26,7 +26,7 @@ from hpcdecode.model.lower.few_bits import NOTHING, Quantised
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
 from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
-from hpcdecode.model.run.mixers import SliceOutput, layer_shapes, recurrent_weights
+from hpcdecode.model.run.mixers import SliceOutput, layer_shapes, recurrent_weights, with_weights
 from hpcdecode.model.run.recorder import Recorder
 from hpcdecode.model.run.values import Values, came_in
 from hpcdecode.system.shared_memory import WeightMemory
@@ -94,7 +94,7 @@ class SplitModel:
         device: Device that runs the slices.
         facts: What the model's config.json says.
         dtype: Type of activations.
-        attends: Shapes of the layers at which it is cut, attentions and recurrences.
+        attends: Shapes of the layers at which it is cut, attentions and recurrences. Those of `layers` have weights.
         row_counts: Number of tensors of which a token brings a row to each of them.
         vocab_size: Number of logits of a token.
         max_positions: Most tokens of a sequence, or None if the model has no limit.
@@ -158,13 +158,16 @@ class SplitModel:
             slice_bound()
         self.rounds_activations = any(c.rounds for c in compiled.values())
         self.head = self._bound_head(memory)
+        shapes = list(self.attends)
         for i in self.layers:
             mixer = self.split.trace.attends[i]
+            shapes[i] = with_weights(shapes[i], mixer, values.tensor)
             if mixer.target is ATTEND:
                 sinks = AttendArguments.of(mixer).sinks
                 self._sinks[i] = None if sinks is None else values.tensor(sinks).to(torch.float32)
             else:
                 self._recurrent[i] = recurrent_weights(mixer, values.tensor)
+        self.attends = tuple(shapes)
 
     @property
     def ends(self) -> bool:

@@ -54,7 +54,8 @@ struct AttendItem {
         w.x.middles = Store::V::kMiddle ? floats(rows * kTile) : nullptr;
         w.rotated = floats(static_cast<size_t>(kRows) * l.k_dim);
         w.x.v_pad = l.v_pad;
-        w.x.c = a.softcap > 0.0f ? kLog2E : a.scale * kLog2E;
+        w.x.mixes = floats(rows * a.bias.dim);
+        w.x.c = a.softcap > 0.0f || a.bias.dim > 0 ? kLog2E : a.scale * kLog2E;
         w.total = floats(rows * (2 + l.v_pad));
         w.run = carve(at, l.run_bytes);
         w.made = carve(at, l.made_bytes);
@@ -236,6 +237,7 @@ struct AttendItem {
         }
         typename Kernel::Unit unit;
         const Scratch w = carve_scratch(a, unit);
+        if (a.bias.dim > 0) load_mixes(a.bias, a.type, a.q_stride, a.group, a.heads, a.first_row, a.rows, w.x.mixes);
         const int most = pass_rows(a.rows);
         for (int h = 0; h < a.heads; ++h)
             for (int row = 0; row < a.rows; row += most) {
@@ -271,8 +273,8 @@ struct AttendItem {
         for (int r = 0; r < a.heads * a.rows; ++r) {
             const int row = a.first_row + r % a.rows, head = r / a.rows * a.group + row % a.group;
             const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(head) * l.v_dim;
-            write_out(partial_at(total, r, l.v_pad), a.sinks ? a.sinks + head : nullptr, l.v_dim, l.v_rotation, a.out,
-                      a.type, at);
+            write_out(partial_at(total, r, l.v_pad), sink_of(a.sinks, row / a.group, head), l.v_dim, l.v_rotation,
+                      a.out, a.type, at);
         }
     }
 };

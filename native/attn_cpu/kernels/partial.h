@@ -37,15 +37,20 @@ inline void fold(const Partial& into, float m, float sum, const float* acc, int 
     for (int d = 0; d < v_pad; d += W) vstore(into.acc + d, vfma(vload(into.acc + d), va, vmul(vload(acc + d), vb)));
 }
 
+// Returns the sink of a query row, or -inf, which adds nothing.
+inline float sink_of(const SinkArgs& sinks, int64_t token, int head) {
+    if (sinks.of_rows != nullptr) return load_act(sinks.of_rows, sinks.type, token * sinks.stride + head);
+    return sinks.of_heads != nullptr ? sinks.of_heads[head] : -__builtin_inff();
+}
+
 // Overwrites p if the values are rotated.
-inline void write_out(const Partial& p, const float* sink, int v_dim, int v_rotation, void* out, ActType type,
-                      int64_t at) {
+inline void write_out(const Partial& p, float sink, int v_dim, int v_rotation, void* out, ActType type, int64_t at) {
     const float inf = __builtin_inff();
     float total = *p.sum, weight = 1.0f;
-    if (sink != nullptr) {
-        const float s = *sink * kLog2E, top = *p.m > s ? *p.m : s;
+    if (sink != -inf) {
+        const float s = sink * kLog2E, top = *p.m > s ? *p.m : s;
         weight = *p.m == -inf ? 0.0f : exp2_one(*p.m - top);
-        total = total * weight + (s == -inf ? 0.0f : exp2_one(s - top));
+        total = total * weight + exp2_one(s - top);
     }
     const float inverse = (total > 0.0f || total != total ? weight / total : 0.0f) / static_cast<float>(v_rotation);
     rotate(p.acc, v_dim, v_rotation);
@@ -72,7 +77,7 @@ inline void merge_partials(const MergeArgs& a) {
         }
         const int row = r % a.rows, head = r / a.rows * a.group + row % a.group;
         const int64_t at = row / a.group * a.out_stride + static_cast<int64_t>(head) * a.v_dim;
-        write_out(into, a.sinks ? a.sinks + head : nullptr, a.v_dim, a.v_rotation, a.out, a.type, at);
+        write_out(into, sink_of(a.sinks, row / a.group, head), a.v_dim, a.v_rotation, a.out, a.type, at);
     }
 }
 

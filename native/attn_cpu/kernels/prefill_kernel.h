@@ -3,6 +3,8 @@
 // Tiles begin at multiples of kPromptTile of the prompt, and no value of a row enters another row. So neither the cut
 // of a prompt into calls nor the batch changes a bit of the result.
 #pragma once
+#include "bias.h"
+#include "partial.h"
 #include "prefill_words.h"
 #include "tiles.h"
 
@@ -71,6 +73,7 @@ struct Prefill {
         float* o;       // [padded][v_pad]
         float* m;       // [padded] reference exponents
         float* sums;    // [padded][W] partial sums of weights
+        float* mixes;   // [padded][bias dim] of biases
         float* scores;  // [2][kRows][kPromptTile]
         Word* weights;  // [kRows][kPromptTile / kSteps]
     };
@@ -90,6 +93,7 @@ struct Prefill {
         w.o = reinterpret_cast<float*>(take(int64_t{w.padded} * l.v_pad));
         w.m = reinterpret_cast<float*>(take(w.padded));
         w.sums = reinterpret_cast<float*>(take(int64_t{w.padded} * W));
+        w.mixes = reinterpret_cast<float*>(take(int64_t{w.padded} * a.bias.dim));
         w.scores = reinterpret_cast<float*>(take(2 * kRows * kPromptTile));
         w.weights = reinterpret_cast<Word*>(take(kRows * kPromptTile));
         return w;
@@ -108,16 +112,25 @@ struct Prefill {
         }
         __builtin_memset(w.o, 0, sizeof(float) * w.padded * l.v_pad);
         __builtin_memset(w.sums, 0, sizeof(float) * w.padded * W);
+        if (a.bias.dim == 0) return;
+        __builtin_memset(w.mixes, 0, sizeof(float) * w.padded * a.bias.dim);
+        load_mixes(a.bias, a.type, a.q_stride, a.group, 1, 0, w.count, w.mixes);
     }
 
-    // Turns the scores of one row into weights; lanes outside [lo, hi) weigh nothing.
-    static inline void weigh(const PromptAttendArgs& a, const float* scores, int64_t lo, int64_t hi, float& m,
-                             float* sums, float* o, Word* weights) {
+    // Turns the scores of one row into weights; lanes outside [lo, hi) weigh nothing. The query is the last of the
+    // positions up to `hi` of the tile.
+    static inline void weigh(const PromptAttendArgs& a, const float* scores, int64_t lo, int64_t hi, const float* mixes,
+                             float& m, float* sums, float* o, Word* weights) {
         F x[kVecsPerTile];
-        const F scale = vset(a.softcap > 0 ? a.scale : a.scale * kLog2E);
+        const bool biased = a.bias.dim > 0;
+        const F scale = vset(a.softcap > 0 || biased ? a.scale : a.scale * kLog2E);
         for (int t = 0; t < kVecsPerTile; ++t) x[t] = vmul(vload(scores + t * W), scale);
         if (a.softcap > 0)
             for (F& s : x) s = vmul(vsoftcap(s, a.softcap), vset(kLog2E));
+        if (biased) {
+            add_biases(a.bias, mixes, 0, hi, x);
+            for (F& s : x) s = vmul(s, vset(kLog2E));
+        }
         if (lo > 0 || hi < kPromptTile)
             for (int t = 0; t < kVecsPerTile; ++t)
                 x[t] = keep_lanes(x[t], static_cast<int>(lo) - t * W, static_cast<int>(hi) - t * W);
@@ -186,8 +199,9 @@ struct Prefill {
         for (int i = 0; i < kRows; ++i) {
             const int r = p.row + i;
             const int64_t hi = seen(a, w, r, p.tile), lo = first_seen(a, w, r, p.tile);
-            weigh(a, scores + i * kPromptTile, lo, hi, w.m[r], w.sums + r * W, w.o + int64_t{r} * a.layout->v_pad,
-                  w.weights + i * kWeights);
+            const float* mixes = w.mixes + int64_t{r} * a.bias.dim;
+            weigh(a, scores + i * kPromptTile, lo, hi, mixes, w.m[r], w.sums + r * W,
+                  w.o + int64_t{r} * a.layout->v_pad, w.weights + i * kWeights);
         }
     }
 
@@ -210,8 +224,8 @@ struct Prefill {
     static void write(const PromptAttendArgs& a, const Rows& w, int r) {
         const PromptLayout& l = *a.layout;
         float total = hsum(vload(w.sums + r * W)), share = 1.0f;
-        if (a.sinks != nullptr) {
-            const float sink = a.sinks[r % a.group] * kLog2E, top = sink > w.m[r] ? sink : w.m[r];
+        if (const float own = sink_of(a.sinks, r / a.group, r % a.group); own != -__builtin_inff()) {
+            const float sink = own * kLog2E, top = sink > w.m[r] ? sink : w.m[r];
             share = exp2_one(w.m[r] - top);
             total = total * share + exp2_one(sink - top);
         }

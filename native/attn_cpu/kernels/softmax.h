@@ -3,6 +3,7 @@
 // A weight is 2^(score * scale * log2 e - m) with a reference exponent m, which is raised only if a score exceeds it by
 // more than kSlack. Nothing can overflow, and most chunks need neither a horizontal maximum nor a rescaled accumulator.
 #pragma once
+#include "bias.h"
 #include "plain_kernel.h"
 
 namespace hpcdecode::HPCDECODE_ISA {
@@ -30,6 +31,7 @@ struct Softmax {
     float* sums;     // [16] each: of weights
     float* middles;  // [16] each: of weighted middles of V; null for a type without
     float* queries;  // of the elements of a query; with middles of K
+    float* mixes;    // [bias dim] each: of biases
     float* acc;      // [v_pad] each: of weighted values
     int v_pad;
     float c;  // exponent per unit of score
@@ -146,6 +148,10 @@ __attribute__((noinline)) void soften(const AttendArgs& a, const Softmax& x,
         }
         if (capped)
             for (int i = 0; i < kChunkVecs; ++i) s[i] = vsoftcap(vmul(s[i], vset(a.scale)), a.softcap);
+        if (a.bias.dim > 0) {
+            for (int i = 0; i < kChunkVecs; ++i) s[i] = vmul(s[i], vset(a.scale));
+            add_biases(a.bias, x.mixes + static_cast<size_t>(state) * a.bias.dim, base, visible(a, row + r).hi, s);
+        }
         if (!all) hide(a, row + r, base, s);
         F top = s[0];
 #pragma GCC unroll 16

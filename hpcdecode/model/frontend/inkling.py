@@ -1,0 +1,183 @@
+"""Inkling and Inkling 2 while they are traced: biases by distance, sinks of tokens, short convolutions.
+
+Every token and head mixes learned profiles over distances into its biases. transformers makes a tensor of all biases;
+here attention takes what mixes the profiles (`ScoreRows`). Queries of Inkling have the positions that they are given,
+not those from 0 on.
+
+The convolutions of keys and values are one, so that they take one exchange. What a convolution adds to its input is
+added by its newest tap. Where the taps are a token's own, the convolution brings the earlier tokens, and the sum is
+made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpcdecode.model.frontend.indexers import traced_positions
+from hpcdecode.model.frontend.score_rows import ScoreRows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SLIDING = "hybrid_sliding"  # in a config's layer_types: a window, and convolutions
+
+
+def _attention(_: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of an attention of Inkling."""
+
+    def attend(self: Any, hidden_states: Tensor, **_: object) -> tuple[Tensor, None]:
+        shape = hidden_states.shape[:-1]
+        q, mixes = self.q_proj(hidden_states), self.r_proj(hidden_states)
+        rows = self.k_proj(hidden_states), self.v_proj(hidden_states)
+        k, v = _side_by_side(rows, [_taps(self.k_sconv), _taps(self.v_sconv)])
+        q, k = self.q_norm(q.view(*shape, -1, self.head_dim)), self.k_norm(k.view(*shape, -1, self.head_dim))
+        if not self.is_sliding and self.config.log_scaling_n_floor is not None:
+            mixes = mixes.view(*shape, self.num_heads, -1)
+            q, mixes = (_log_scaled(x, self.config) for x in (q, mixes))
+        scores = ScoreRows(self.rel_logits_proj.proj, mixes.reshape(shape[-1], -1))
+        o = _attended(self, q, k, v.view(*shape, -1, self.head_dim), position_bias=scores)
+        return self.o_proj(o), None
+
+    return attend
+
+
+def _attention_2(_: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of an attention of Inkling 2."""
+
+    def attend(
+        self: Any,
+        hidden_states: Tensor,
+        key_hidden_states: Tensor | None = None,
+        value_hidden_states: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **_: object,
+    ) -> tuple[Tensor, None]:
+        x, shape = hidden_states, hidden_states.shape[:-1]
+        sources = [x if own is None else own for own in (key_hidden_states, value_hidden_states)]
+        projections = self.k_proj, self.v_proj
+        rows = [own.linear(source) for own, source in zip(projections, sources, strict=True)]
+        convolutions = [own.sconv for own in projections]
+        if hasattr(convolutions[0], "weight_proj"):
+            rows = _own_taps(rows, convolutions, sources)
+        else:
+            rows = _side_by_side(rows, [_taps(own, scaled=True) for own in convolutions])
+        k, v = (own.norm(r.view(*shape, -1, self.head_dim)) for own, r in zip(projections, rows, strict=True))
+        q = self.q_proj(x, position_ids).transpose(1, 2)
+        scores = self.relative_position_bias(x, None, position_ids)
+        o = _attended(self, q, k, v, position_bias=scores, sinks=self.sink_proj(x)[0])
+        return self.o_proj(o, x), None
+
+    return attend
+
+
+def _attended(self: Any, q: Tensor, k: Tensor, v: Tensor, **scores: object) -> Tensor:
+    """Return the attention [1, T, q_heads * v_dim] of q, k and v, [1, T, heads, dim]; self: the attention's module."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    run = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+    about = {"scaling": self.scaling, "sliding_window": self.sliding_window}
+    o, _ = run(self, *(x.transpose(1, 2) for x in (q, k, v)), None, **about, **scores)
+    attended: Tensor = o.reshape(*q.shape[:2], -1)
+    return attended
+
+
+def _log_scaled(x: Tensor, config: Any) -> Tensor:
+    """Return x [1, T, heads, n] times a number that grows with a token's position."""
+    import torch
+
+    count = (traced_positions() + 1).float() / config.log_scaling_n_floor
+    scale = 1.0 + config.log_scaling_alpha * torch.log(count.clamp(min=1.0))
+    scaled: Tensor = (x.float() * scale[:, None, None]).to(x.dtype)
+    return scaled
+
+
+def _score_rows(_: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of what makes biases in Inkling 2."""
+
+    def rows(self: Any, hidden_states: Tensor, _: object, position_ids: Tensor) -> ScoreRows:
+        mixes = self.linear(hidden_states).view(*hidden_states.shape[:-1], self.num_heads, -1)
+        return ScoreRows(self.proj, self.norm(mixes, position_ids).flatten(2)[0])
+
+    return rows
+
+
+def _convolution(_: Callable[..., Any], scaled: bool = False) -> Callable[..., Any]:
+    """Return the forward of a short convolution; scaled: of Inkling 2."""
+
+    def convolve(self: Any, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+        (y,) = _side_by_side([hidden_states], [_taps(self, scaled)])
+        return y
+
+    return convolve
+
+
+def _side_by_side(rows: Sequence[Tensor], taps: Sequence[Tensor]) -> list[Tensor]:
+    """Return the convolutions, as one, of rows [1, T, columns] by taps [columns, taps]."""
+    import torch
+
+    convolved = torch.ops.hpcdecode.causal_conv(torch.cat(list(rows), -1)[0], torch.cat(list(taps)), None, False)
+    return list(convolved[None].split([r.shape[-1] for r in rows], -1))
+
+
+def _taps(convolution: Any, scaled: bool = False) -> Tensor:
+    """Return the taps of each channel, float32 [channels, taps], with what adds the input to the result."""
+    import torch
+
+    taps: Tensor = convolution.conv1d.weight[:, 0].float()
+    taps = taps + torch.nn.functional.pad(torch.ones(1), (taps.shape[1] - 1, 0))
+    return taps / (taps.shape[1] + 1) ** 0.5 if scaled else taps
+
+
+def _own_taps(rows: Sequence[Tensor], convolutions: Sequence[Any], sources: Sequence[Tensor]) -> list[Tensor]:
+    """Return the convolutions of rows [1, T, columns] by taps of channels plus those of each token and head.
+
+    Args:
+        rows: Inputs.
+        convolutions: Modules.
+        sources: What the taps of tokens are projections of, [1, T, hidden].
+    """
+    import torch
+
+    count = convolutions[0].conv_kernel_size
+    both = torch.cat(list(rows), -1)
+    lags = torch.eye(count)[:-1].flip(0).repeat_interleave(both.shape[-1], 0)  # the newest of the earlier tokens first
+    earlier = torch.ops.hpcdecode.causal_conv(torch.cat([both[0]] * (count - 1), -1), lags, None, False)[None]
+    windows = torch.cat([both, earlier], -1).unflatten(-1, (count, -1)).split([r.shape[-1] for r in rows], -1)
+    made = []
+    for row, window, convolution, source in zip(rows, windows, convolutions, sources, strict=True):
+        heads = convolution.num_heads
+        own = convolution.weight_proj(source).float().unflatten(-1, (heads, count))
+        total = row.float().unflatten(-1, (heads, -1))
+        for lag in range(count):
+            static = convolution.static_weight[lag].float().view(heads, -1)
+            total = total + window[..., lag, :].float().unflatten(-1, (heads, -1)) * (static + own[..., lag, None])
+        made.append((total.flatten(2) / (2 * count + 1) ** 0.5).to(row.dtype))
+    return made
+
+
+def _residual(_: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of an attention over what blocks of layers have given, for each token by itself."""
+
+    def mix(self: Any, block_states: Tensor, partial_block_states: Tensor) -> tuple[Tensor, ...]:
+        import torch
+
+        states = self.norm(torch.cat([block_states, partial_block_states.unsqueeze(-2)], -2).float())
+        size, mixed = states.shape[-1], []
+        for query in self.query.float().view(-1, size):
+            weights = ((states * query).sum(-1) * size**-0.5).softmax(-1)
+            mixed.append((states * weights[..., None]).sum(-2))
+        return tuple(mixed)
+
+    return mix
+
+
+INKLING = {
+    "InklingAttention": _attention,
+    "InklingShortConvolution": _convolution,
+    "Inkling2SlidingAttention": _attention_2,
+    "Inkling2FullAttention": _attention_2,
+    "Inkling2RelativePositionBias": _score_rows,
+    "Inkling2ShortConvolution": lambda forward: _convolution(forward, scaled=True),
+    "Inkling2BlockAttentionResidual": _residual,
+}

@@ -1,0 +1,69 @@
+"""Models whose scores have biases by distance, and those that bypass transformers' attention interface."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hpcdecode.attention.shapes import LayerShape, PositionBias
+from hpcdecode.errors import UserError
+from hpcdecode.exchange.partition import Partition
+from hpcdecode.model import load_split
+from hpcdecode.model.frontend import trace_file
+from hpcdecode.model.frontend.own_attentions import halving_slopes, interleaved_slopes
+from hpcdecode.model.frontend.trace import trace
+from tests.support.biased import BIASED, BYPASSING
+from tests.support.whole_models import logits_difference, save_whole
+
+
+@pytest.mark.parametrize("name", [*BIASED, *BYPASSING])
+def test_logits_are_those_of_transformers(name, tmp_path):
+    whole = save_whole((BIASED | BYPASSING)[name](), tmp_path)
+    if "falcon" in name:
+        # The other implementation adds linear biases twice.
+        whole = type(whole).from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="sdpa").eval()
+    model = load_split(tmp_path, dtype="float32")
+    assert logits_difference(model, whole) < 1e-4
+    assert model.max_positions == {"bloom": None, "falcon_alibi": 2048, "mpt": 1024}.get(name, model.max_positions)
+    attends = [s for s in model.attends if isinstance(s, LayerShape)]
+    assert all((s.bias is not None) == (name in BIASED) for s in attends)
+    assert all(s.row_sinks == (name == "inkling2") for s in attends)
+
+
+@pytest.mark.parametrize("name", ["inkling", "inkling2", "bloom"])
+def test_a_restored_trace_is_the_trace(name):
+    made = trace(BIASED[name](), torch.bfloat16)
+    again = trace_file.restored(trace_file.stored(made))
+    assert trace_file.stored(again) == trace_file.stored(made)
+
+
+def test_profiles_are_those_of_the_checkpoint(tmp_path):
+    whole = save_whole(BIASED["inkling"](), tmp_path)
+    model = load_split(tmp_path, dtype="float32")
+    shapes = [s for s in model.attends if isinstance(s, LayerShape)]
+    for layer, shape in zip(whole.model.layers, shapes, strict=True):
+        profiles = layer.self_attn.rel_logits_proj.proj.detach().numpy()
+        np.testing.assert_array_equal(shape.bias.values(), profiles)
+    assert [s.bias.extent for s in shapes] == [40, 48, 40, 40, 48]
+
+
+@pytest.mark.parametrize("heads", range(1, 72))
+def test_slopes_are_those_of_transformers(heads):
+    from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+    from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+    slopes = torch.tensor(halving_slopes(heads))
+    torch.testing.assert_close(slopes, _get_alibi_slopes(heads, torch.device("cpu")))
+    falcon = build_alibi_tensor(torch.ones(1, 2, dtype=torch.int64), heads, torch.float32)[:, 0, 1]
+    torch.testing.assert_close(slopes.bfloat16().float(), falcon)
+    mpt = -build_mpt_alibi_tensor(heads, 2)[:, 0, 0]
+    torch.testing.assert_close(torch.tensor(interleaved_slopes(heads)), mpt)
+
+
+def test_a_partition_by_head_is_refused():
+    shape = LayerShape(2, 16, 16, 4, 0.25, bias=PositionBias(2, 0))
+    with pytest.raises(UserError, match="--partition request"):
+        Partition("head", 2).check([shape])
+    Partition("request", 2).check([shape])
