@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import fx
 
 from hpcdecode.attention.shapes import LayerShape, PositionBias
 from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend import trace_file
+from hpcdecode.model.frontend.meta import TOKENS, Meta
 from hpcdecode.model.frontend.own_attentions import halving_slopes, interleaved_slopes
+from hpcdecode.model.frontend.token_dims import PRODUCTS, separate_tokens
 from hpcdecode.model.frontend.trace import trace
 from tests.support.biased import BIASED, BYPASSING
 from tests.support.whole_models import logits_difference, save_whole
+
+aten = torch.ops.aten
 
 
 @pytest.mark.parametrize("name", [*BIASED, *BYPASSING])
@@ -28,7 +33,7 @@ def test_logits_are_those_of_transformers(name, tmp_path):
     assert model.max_positions == {"bloom": None, "falcon_alibi": 2048, "mpt": 1024}.get(name, model.max_positions)
     attends = [s for s in model.attends if isinstance(s, LayerShape)]
     assert all((s.bias is not None) == (name in BIASED) for s in attends)
-    assert all(s.row_sinks == (name == "inkling2") for s in attends)
+    assert all(s.row_sinks == name.startswith("inkling2") for s in attends)
 
 
 @pytest.mark.parametrize("name", ["inkling", "inkling2", "bloom"])
@@ -67,3 +72,30 @@ def test_a_partition_by_head_is_refused():
     with pytest.raises(UserError, match="--partition request"):
         Partition("head", 2).check([shape])
     Partition("request", 2).check([shape])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_tokens_and_weights_are_projections(turned):
+    """What x @ W.T and bmm compute is what linear does, whose results do not depend on how many tokens there are."""
+    graph = fx.Graph()
+    x, weight, experts = (graph.placeholder(name) for name in ("x", "weight", "experts"))
+    shapes = {x: (2, TOKENS, 8), weight: (6, 8), experts: (2, 6, 8)}
+    read = {weight: weight, experts: experts}
+    if turned:
+        for node, dims in ((weight, [1, 0]), (experts, [0, 2, 1])):
+            read[node] = graph.call_function(aten.permute.default, (node, dims))
+    else:
+        shapes |= {weight: (8, 6), experts: (2, 8, 6)}
+    one = graph.call_function(aten.matmul.default, (x, read[weight]))
+    several = graph.call_function(aten.bmm.default, (x, read[experts]))
+    graph.output((one, several))
+    sizes = {**shapes, read[weight]: (8, 6), read[experts]: (2, 8, 6), one: (2, TOKENS, 6), several: (2, TOKENS, 6)}
+    for node, shape in sizes.items():
+        node.meta["about"] = Meta.of(torch.float32, shape if node not in read or not turned else shapes[node])
+    values = [torch.randn([5 if size == TOKENS else size for size in shapes[node]]) for node in (x, weight, experts)]
+    before = fx.GraphModule({}, graph)(*values)
+    separate_tokens(graph)
+    targets = [node.target for node in graph.nodes if node.op == "call_function"]
+    assert targets.count(aten.linear.default) == 3 and not PRODUCTS & set(targets)
+    assert (aten.transpose.int in targets) != turned
+    torch.testing.assert_close(fx.GraphModule({}, graph)(*values), before)

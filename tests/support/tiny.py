@@ -46,6 +46,11 @@ _OF_LAYERS = {  # rotary embeddings in one kind of layer alone
         "full_attention": None,
     },
 }
+_LOOP = {  # the middle ones of six layers run three times
+    **{"unpadded_vocab_size": 500, "num_hidden_layers": 6, "n_layers_per_attn_res_block": 2},
+    **{"loop_layer_index_start": 2, "loop_layer_index_end": 4, "loop_gate_rank": 8},
+    "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"],
+}
 _AUDIO = {"encoder_attention_heads": 4, "encoder_ffn_dim": 96, "encoder_layers": 2, "output_dim": 64}
 OF_TYPES: dict[str, dict[str, Any]] = {  # that these need beside, also in the configs within them
     "cohere_compass": {"text_config": _OF_LAYERS},
@@ -69,6 +74,9 @@ OF_TYPES: dict[str, dict[str, Any]] = {  # that these need beside, also in the c
     "hunyuan_vl": {"text_config": {"head_dim": 16, "rope_parameters": {"mrope_section": [2, 2, 2, 2]}}},
     "hy_v4_vl": {"text_config": {"rope_parameters": {"mrope_section": [2, 1, 1]}}},
     "inkling2_text": {"unpadded_vocab_size": 500},
+    "inkling2": {"text_config": {"unpadded_vocab_size": 500}},
+    "inkling2_loop_text": _LOOP,
+    "inkling2_loop": {"text_config": _LOOP},
     "longcat_flash": {"qk_head_dim": 24, "num_key_value_heads": 4, "zero_expert_num": 4},
     "ministral": {"head_dim": 16},
     "mistral4": {"head_dim": 24, "qk_head_dim": 24, "rope_parameters": {"partial_rotary_factor": 1 / 3}},

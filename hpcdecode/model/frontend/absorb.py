@@ -115,6 +115,8 @@ def take_values_from_keys(trace: Trace, attend: fx.Node) -> None:
 def find_latent(trace: Trace, attend: fx.Node) -> Latent | None:
     """Return what K and V of an attention are made of, or None if attention over it would not halve what is stored."""
     call, origins = AttendArguments.of(attend), Origins()
+    if call.profiles is not None or call.row_sinks:  # which kernels of latents do not add
+        return None
     try:
         k, v = (origins.of(node).reshape(call.kv_heads, -1) for node in (call.k, call.v))
         shared, projected = sorted_columns(k)

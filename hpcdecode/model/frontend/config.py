@@ -194,6 +194,15 @@ def unsupported(config: PreTrainedConfig, reason: str) -> UserError:
     return UserError(f"model type {config.model_type!r} is not supported: {reason}")
 
 
+def _repeated(kinds: list[Any], config: PreTrainedConfig) -> list[Any]:
+    """Return the kinds of layers as often as they run: some models go through some of them several times."""
+    passes = getattr(config, "loop_num_passes", 1)
+    if passes == 1:
+        return kinds
+    loop = slice(config.loop_layer_index_start, config.loop_layer_index_end)
+    return kinds[: loop.start] + kinds[loop] * passes + kinds[loop.stop :]
+
+
 def layer_types(config: PreTrainedConfig, layers: int) -> list[Any]:
     """Return the kind of attention of each layer; [] if none is stated.
 
@@ -203,7 +212,7 @@ def layer_types(config: PreTrainedConfig, layers: int) -> list[Any]:
     """
     stated = getattr(config, "layer_types", None)
     if stated is not None:
-        return ["sliding_attention" if kind == SLIDING else kind for kind in stated]
+        return ["sliding_attention" if kind == SLIDING else kind for kind in _repeated(stated, config)]
     if (of_gpt_neo := getattr(config, "attention_layers", None)) is not None:
         return ["sliding_attention" if kind == "local" else "full_attention" for kind in of_gpt_neo]
     slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)

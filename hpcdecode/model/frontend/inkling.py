@@ -1,4 +1,4 @@
-"""Inkling and Inkling 2 while they are traced: biases by distance, sinks of tokens, short convolutions.
+"""Inkling, Inkling 2 and its form with loops while they are traced: biases by distance, sinks of tokens, convolutions.
 
 Every token and head mixes learned profiles over distances into its biases. transformers makes a tensor of all biases;
 here attention takes what mixes the profiles (`ScoreRows`). Queries of Inkling have the positions that they are given,
@@ -159,25 +159,64 @@ def _own_taps(rows: Sequence[Tensor], convolutions: Sequence[Any], sources: Sequ
 def _residual(_: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward of an attention over what blocks of layers have given, for each token by itself."""
 
-    def mix(self: Any, block_states: Tensor, partial_block_states: Tensor) -> tuple[Tensor, ...]:
-        import torch
-
-        states = self.norm(torch.cat([block_states, partial_block_states.unsqueeze(-2)], -2).float())
-        size, mixed = states.shape[-1], []
-        for query in self.query.float().view(-1, size):
-            weights = ((states * query).sum(-1) * size**-0.5).softmax(-1)
-            mixed.append((states * weights[..., None]).sum(-2))
-        return tuple(mixed)
+    def mix(self: Any, block_states: Tensor, partial_block_states: Tensor) -> list[Tensor]:
+        return _mixed(self, self.query, block_states, partial_block_states)
 
     return mix
+
+
+def _messages(_: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of the same, over what the pass before through layers that loop has given."""
+
+    def mix(self: Any, block_states: Tensor, partial_block_states: Tensor, loop_layer_idx: int) -> Tensor:
+        import torch
+
+        return torch.stack(_mixed(self, self.query[loop_layer_idx], block_states, partial_block_states), -2)
+
+    return mix
+
+
+def _mixed(self: Any, queries: Tensor, block_states: Tensor, partial_block_states: Tensor) -> list[Tensor]:
+    """Return for each query, [hidden] each, the attention over the states of blocks, [1, T, hidden]."""
+    import torch
+
+    states = self.norm(torch.cat([block_states, partial_block_states.unsqueeze(-2)], -2).float())
+    size, mixed = states.shape[-1], []
+    for query in queries.float().view(-1, size):
+        weights = ((states * query).sum(-1) * size**-0.5).softmax(-1)
+        mixed.append((states * weights[..., None]).sum(-2))
+    return mixed
+
+
+def _shared_experts(_: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of the experts that every token has, side by side as one."""
+
+    def experts(self: Any, hidden_states: Tensor, gammas: Tensor) -> Tensor:
+        from torch.nn.functional import linear
+
+        gate, up = (linear(hidden_states, w.flatten(0, 1)) for w in (self.gate_proj, self.up_proj))
+        inner = (self.act_fn(gate) * up).unflatten(-1, (self.n_shared_experts, -1)) * gammas[..., None]
+        return linear(inner.flatten(-2), self.down_proj.transpose(0, 1).flatten(1))
+
+    return experts
+
+
+def _named(kind: str) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Return what stands in for the forwards of Inkling 2's classes; kind: what their names have behind Inkling2."""
+    return {
+        f"Inkling2{kind}SlidingAttention": _attention_2,
+        f"Inkling2{kind}FullAttention": _attention_2,
+        f"Inkling2{kind}RelativePositionBias": _score_rows,
+        f"Inkling2{kind}ShortConvolution": lambda forward: _convolution(forward, scaled=True),
+        f"Inkling2{kind}BlockAttentionResidual": _residual,
+        f"Inkling2{kind}MessageAttentionResidual": _messages,
+    }
 
 
 INKLING = {
     "InklingAttention": _attention,
     "InklingShortConvolution": _convolution,
-    "Inkling2SlidingAttention": _attention_2,
-    "Inkling2FullAttention": _attention_2,
-    "Inkling2RelativePositionBias": _score_rows,
-    "Inkling2ShortConvolution": lambda forward: _convolution(forward, scaled=True),
-    "Inkling2BlockAttentionResidual": _residual,
+    "InklingSharedExperts": _shared_experts,
+    **_named(""),
+    **_named("Loop"),
 }

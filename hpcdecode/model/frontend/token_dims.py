@@ -1,7 +1,8 @@
 """Give the tokens of every tensor a dimension of their own, and let every GEMM have them in its rows.
 
-Some models normalise heads as rows of their own, [T * heads, dim], or multiply with the tokens in columns, weight @ x.
-Then a result would depend on how many tokens there are: in its last bits, as libraries cut such work up by size.
+Some models normalise heads as rows of their own, [T * heads, dim], or multiply with the tokens in columns, weight @ x,
+or by other operators than projections are. Then a result would depend on how many tokens there are: in its last bits,
+as libraries cut such work up by size.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from torch.fx.node import Argument, Target
 
 from hpcdecode.model.frontend.clean import VIEWS, remove_dead
 from hpcdecode.model.frontend.meta import TOKENS, Meta, meta, tensor_meta
-from hpcdecode.model.frontend.nodes import as_node
+from hpcdecode.model.frontend.nodes import as_int, as_node
 from hpcdecode.model.frontend.operators import UNCHANGED, is_pointwise
 
 aten = torch.ops.aten
+PRODUCTS: frozenset[Target] = frozenset({aten.matmul.default, aten.mm.default, aten.bmm.default})
 ALONG_LAST: frozenset[Target] = frozenset({aten.mean.dim, aten.sum.dim_IntList})
 
 
@@ -26,9 +28,44 @@ def separate_tokens(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target is aten.matmul.default:
             turn(node)
+        if node.target in PRODUCTS:
+            project(node)
     for node, count in merged(graph).items():
         part(node, count)
     remove_dead(graph)
+
+
+def project(product: fx.Node) -> None:
+    """Let x [..., T, in] @ weight [in, out], or x [n, T, in] @ weight [n, in, out], be one or n projections."""
+    x, weight = (as_node(each) for each in product.args)
+    of_x, about = meta(x), meta(weight)
+    if about is None or of_x is None or not about.static or of_x.token_dim in (None, len(of_x.shape) - 1):
+        return
+    graph, result = product.graph, tensor_meta(product)
+    with graph.inserting_before(product):
+        if len(about.shape) == 2:
+            linear = _call(graph, aten.linear.default, (x, _turned(weight, about)), of_x, result.shape)
+        elif len(about.shape) == len(of_x.shape) == 3 and of_x.token_dim == 1:
+            turned, parts = _turned(weight, about), []
+            for i in range(int(about.shape[0])):
+                rows = _call(graph, aten.select.int, (x, 0, i), of_x, of_x.shape[1:])
+                own = _call(graph, aten.select.int, (turned, 0, i), about, tensor_meta(turned).shape[1:])
+                parts.append(_call(graph, aten.linear.default, (rows, own), of_x, result.shape[1:]))
+            linear = _call(graph, aten.stack.default, (parts,), of_x, result.shape)
+        else:
+            return
+    product.replace_all_uses_with(linear)
+
+
+def _turned(weight: fx.Node, about: Meta) -> fx.Node:
+    """Return a weight with its last two dimensions in the other order; what it is a view of, if that is such."""
+    dims = len(about.shape)
+    if weight.target is aten.permute.default and weight.args[1] == [*range(dims - 2), dims - 1, dims - 2]:
+        return as_node(weight.args[0])
+    if weight.target is aten.transpose.int and {as_int(d) % dims for d in weight.args[1:]} == {dims - 2, dims - 1}:
+        return as_node(weight.args[0])
+    shape = (*about.shape[:-2], about.shape[-1], about.shape[-2])
+    return _call(weight.graph, aten.transpose.int, (weight, dims - 2, dims - 1), about, shape)
 
 
 def turn(product: fx.Node) -> None:
