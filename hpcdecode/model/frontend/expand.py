@@ -94,6 +94,7 @@ class Layer:
         inputs: The tensors that it takes.
         out: Its output.
         weights: Name of each of its weights, without the prefix.
+        shared: Inputs of the model that it reads besides, such as positions: the same for every layer.
         nodes: Its calls, in the graph's order.
 
     Raises:
@@ -107,6 +108,7 @@ class Layer:
         if self.inputs != after:
             raise LayersDiffer("a layer changes its inputs in place")
         self.weights: dict[fx.Node, str] = {}
+        self.shared: set[fx.Node] = set()
         self.nodes = self._collect(weights)
         self._check_users()
 
@@ -123,6 +125,8 @@ class Layer:
                 waiting += node.all_input_nodes
             elif weights.get(node, "").startswith(self.prefix):
                 self.weights[node] = weights[node].removeprefix(self.prefix)
+            elif node.op == "placeholder" and node not in weights:
+                self.shared.add(node)
             else:
                 raise LayersDiffer(f"a layer reads {node.name} besides its inputs")
         if self.out not in found:
@@ -140,6 +144,7 @@ class Layer:
     def structure(self) -> list[object]:
         """Return what layers of one kind have in common: their calls, and the form of every result and weight."""
         places: dict[fx.Node, PlaceInLayer] = {node: ("weight", name) for node, name in self.weights.items()}
+        places.update((node, ("shared", node.name)) for node in self.shared)
         places.update((node, ("input", i)) for i, node in enumerate(self.inputs))
         places.update((node, ("node", i)) for i, node in enumerate(self.nodes))
 
@@ -172,7 +177,7 @@ class Layer:
             if result_form(new[node]) != result_form(node):
                 raise LayersDiffer(f"{prefix}{name} has another form")
         for node in self.nodes:
-            new[node] = graph.node_copy(node, lambda n: n if is_size(n) else new[n])
+            new[node] = graph.node_copy(node, lambda n: n if is_size(n) or n in self.shared else new[n])
         return new[self.out]
 
 
