@@ -117,6 +117,10 @@ def wire_tensors(shape: MixerShape, dtype: torch.dtype) -> list[WireTensor]:
     }
     if shape.latent:
         del widths["v"]  # it is in k
+    if shape.bias is not None:
+        widths["biases"] = (shape.q_heads, shape.bias.dim)
+    if shape.row_sinks:
+        widths["sinks"] = (shape.q_heads, 1)
     if shape.compress_rate:
         widths["entry"] = (shape.kv_heads, shape.k_dim)
     if shape.indexer and (heads := shape.indexer.heads):
