@@ -16,6 +16,7 @@ from hpcdecode.model.frontend.meta import TOKENS, Meta
 from hpcdecode.model.frontend.own_attentions import halving_slopes, interleaved_slopes
 from hpcdecode.model.frontend.token_dims import PRODUCTS, separate_tokens
 from hpcdecode.model.frontend.trace import trace
+from hpcdecode.model.run.load import ModelPart
 from tests.support.biased import BIASED, BYPASSING
 from tests.support.whole_models import logits_difference, save_whole
 
@@ -99,3 +100,13 @@ def test_products_of_tokens_and_weights_are_projections(turned):
     assert targets.count(aten.linear.default) == 3 and not PRODUCTS & set(targets)
     assert (aten.transpose.int in targets) != turned
     torch.testing.assert_close(fx.GraphModule({}, graph)(*values), before)
+
+
+@pytest.mark.parametrize("name", ["inkling", "inkling2", "bloom"])
+def test_members_have_heads_of_their_own(name, checkpoint):
+    model = load_split(checkpoint(name), dtype="float32", weights=False, part=ModelPart(2, 1, 1, 0, False))
+    whole = load_split(checkpoint(name), dtype="float32", weights=False)
+    for own, all_heads in zip(model.attends, whole.attends, strict=True):
+        if isinstance(own, LayerShape):
+            assert (own.kv_heads, own.q_heads) == (all_heads.kv_heads // 2, all_heads.q_heads // 2)
+            assert (own.bias, own.row_sinks) == (all_heads.bias, all_heads.row_sinks)

@@ -17,19 +17,34 @@ using namespace hpcdecode;
 
 namespace {
 
-// Decode attention of one query head over `kv` rows [k | v] of one KV head, in double.
-std::vector<double> plain(const float* q, const std::vector<const float*>& k, const std::vector<const float*>& v,
-                          const LayerShape& s) {
+// Returns what is added to a score by the distance to its key. mixes: Of the query head.
+double bias_of(const PositionBias& b, const float* mixes, int64_t distance) {
+    double sum = 0;
+    for (int i = 0; i < b.dim; ++i) {
+        if (b.extent == 0) sum -= double{mixes[i]} * static_cast<double>(distance);
+        if (distance < b.extent) sum += double{mixes[i]} * (b.first() + i * b.stride())[b.extent - 1 - distance];
+    }
+    return sum;
+}
+
+// Decode attention of query head `head` of a row over rows of K and V of its KV head, in double.
+std::vector<double> plain(const float* row, int head, const std::vector<const float*>& k,
+                          const std::vector<const float*>& v, const LayerShape& s) {
     std::vector<double> w(k.size()), out(s.v_dim, 0.0);
-    double top = -1e300, total = 0;
+    const float* q = row + head * s.k_dim;
+    const double sink = s.row_sinks ? double{row[s.sink_column() + head]} : -1e300;
+    double top = sink, total = 0;
     for (size_t t = 0; t < k.size(); ++t) {
         double dot = 0;
         for (int d = 0; d < s.k_dim; ++d) dot += double{q[d]} * k[t][d];
         w[t] = dot * s.scale;
         if (s.softcap > 0) w[t] = s.softcap * std::tanh(w[t] / s.softcap);
+        const int64_t distance = static_cast<int64_t>(k.size() - 1 - t);
+        w[t] += bias_of(s.bias, row + s.bias_column() + head * s.bias.dim, distance);
         top = std::max(top, w[t]);
     }
     for (double& x : w) total += x = std::exp(x - top);
+    if (s.row_sinks) total += std::exp(sink - top);
     for (size_t t = 0; t < k.size(); ++t)
         for (int d = 0; d < s.v_dim; ++d) out[d] += w[t] / total * v[t][d];
     return out;
@@ -83,7 +98,7 @@ std::vector<double> exact(const Decode& c) {
             k.push_back(row + kv_head * s.k_dim);
             v.push_back(s.latent ? row : row + s.kv_heads * s.k_dim + kv_head * s.v_dim);
         }
-        const std::vector<double> head = plain(c.qkv.data() + h * s.k_dim, k, v, s);
+        const std::vector<double> head = plain(c.qkv.data(), h, k, v, s);
         all.insert(all.end(), head.begin(), head.end());
     }
     return all;
@@ -92,6 +107,8 @@ std::vector<double> exact(const Decode& c) {
 // Compares every ISA with exact arithmetic, and more closely with the first one, which reads the same stored values.
 void attend_case(KvType type, const LayerShape& s, int length, int block_tokens, int threads) {
     Decode c{type, s, length, block_tokens, threads, normal((length - 1) * s.kv_columns()), normal(s.row_columns())};
+    if (s.bias.extent == 0)  // of slopes that are not too large for float
+        for (int64_t i = s.bias_column(); i < s.sink_column(); ++i) c.qkv[i] *= 0.02f;
     const std::vector<double> expected = exact(c);
     std::vector<float> first;
     for (const std::string& isa : supported_isas()) {
@@ -109,12 +126,25 @@ void attend_case(KvType type, const LayerShape& s, int length, int block_tokens,
 }
 
 void kernels() {
+    LayerShape profiles{2, 64, 64, 8, 0.125f, {}, 0, false}, all{1, 33, 50, 3, 0.2f, {70}, 0, false}, linear = profiles;
+    profiles.bias = PositionBias::of(5, normal(5 * 100));
+    all.bias = PositionBias::of(1, normal(2000));
+    all.row_sinks = linear.row_sinks = true;
+    linear.bias = PositionBias::of(2, {});
     const std::vector<LayerShape> shapes = {
-        {2, 64, 64, 2, 0.125f, {}, 0, false},        {1, 128, 128, 8, 0.09f, {}, 0, false},
-        {3, 5, 7, 15, 0.4f, {}, 0, false},           {1, 33, 130, 11, 0.2f, {70}, 0, false},
-        {2, 1, 1, 4, 1.0f, {}, 20.0f, false},        {2, 96, 80, 40, 0.1f, {90}, 0, false},
-        {1, 96, 64, 32, 0.1f, {}, 0, false, true},   {1, 80, 64, 20, 0.1f, {}, 0, false, true},
-        {1, 33, 30, 35, 0.2f, {70}, 0, false, true}, {1, 64, 64, 8, 0.1f, {70, true}, 0, false},
+        {2, 64, 64, 2, 0.125f, {}, 0, false},
+        {1, 128, 128, 8, 0.09f, {}, 0, false},
+        {3, 5, 7, 15, 0.4f, {}, 0, false},
+        {1, 33, 130, 11, 0.2f, {70}, 0, false},
+        {2, 1, 1, 4, 1.0f, {}, 20.0f, false},
+        {2, 96, 80, 40, 0.1f, {90}, 0, false},
+        {1, 96, 64, 32, 0.1f, {}, 0, false, true},
+        {1, 80, 64, 20, 0.1f, {}, 0, false, true},
+        {1, 33, 30, 35, 0.2f, {70}, 0, false, true},
+        {1, 64, 64, 8, 0.1f, {70, true}, 0, false},
+        profiles,
+        all,
+        linear,
     };
     for (int type = 0; type < kNumKvTypes; ++type)
         for (const LayerShape& s : shapes) {

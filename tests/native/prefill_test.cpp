@@ -67,7 +67,7 @@ std::vector<float> by_store(const LayerShape& s, int length, const Data& q, cons
 void prompt_case(const std::string& isa, ActType type, const LayerShape& s, const std::vector<int>& counts) {
     int length = 0;
     for (int n : counts) length += n;
-    Data q(length, s.q_heads * s.k_dim), k(length, s.kv_heads * s.k_dim), v(length, s.kv_heads * s.v_dim),
+    Data q(length, s.q_columns()), k(length, s.kv_heads * s.k_dim), v(length, s.kv_heads * s.v_dim),
         out(length, s.q_heads * s.v_dim);
     const std::vector<float> sinks(s.q_heads, 0.5f), expected = by_store(s, length, q, k, v, sinks);
     Prefill p({s}, type, make_workers(false, 2, {}), isa);
@@ -211,11 +211,17 @@ void rejected() {
 }  // namespace
 
 int main() {
+    LayerShape profiles{2, 40, 24, 6, 0.2f, {100}, 0, true}, linear{1, 64, 64, 3, 0.2f, {}, 0, false};
+    profiles.bias = PositionBias::of(3, std::vector<float>(3 * 77, 0.3f));
+    linear.bias = PositionBias::of(2, {});
+    linear.row_sinks = true;
     const LayerShape shapes[] = {
         {2, 64, 64, 8, 0.125f, {}, 0, false},
         {1, 33, 50, 3, 0.2f, {40}, 5.0f, true},
         {1, 64, 64, 3, 0.2f, {40, true}, 0, false},
         {2, 7, 130, 2, 0.4f, {}, 0, false},
+        profiles,
+        linear,
     };
     for (const std::string& isa : supported_isas())
         for (ActType type : {ActType::kF32, ActType::kBF16})
@@ -227,6 +233,7 @@ int main() {
         for (int type = 0; type < kNumKvTypes; ++type) {
             mixed_case(isa, ActType::kBF16, static_cast<KvType>(type), shapes[0]);
             if (type % 3 == 0) mixed_case(isa, ActType::kF32, static_cast<KvType>(type), sinks);
+            if (type % 3 == 1) mixed_case(isa, ActType::kBF16, static_cast<KvType>(type), linear);
         }
     rejected();
     std::printf(failures == 0 ? "prefill tests passed\n" : "%d prefill checks failed\n", failures);

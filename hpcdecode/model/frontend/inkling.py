@@ -29,8 +29,8 @@ def _attention(_: Callable[..., Any]) -> Callable[..., Any]:
     def attend(self: Any, hidden_states: Tensor, **_: object) -> tuple[Tensor, None]:
         shape = hidden_states.shape[:-1]
         q, mixes = self.q_proj(hidden_states), self.r_proj(hidden_states)
-        rows = self.k_proj(hidden_states), self.v_proj(hidden_states)
-        k, v = _side_by_side(rows, [_taps(self.k_sconv), _taps(self.v_sconv)])
+        rows = [project(hidden_states) for project in (self.k_proj, self.v_proj)]
+        k, v = _convolved(rows, [_taps(self.k_sconv), _taps(self.v_sconv)], self.num_key_value_heads)
         q, k = self.q_norm(q.view(*shape, -1, self.head_dim)), self.k_norm(k.view(*shape, -1, self.head_dim))
         if not self.is_sliding and self.config.log_scaling_n_floor is not None:
             mixes = mixes.view(*shape, self.num_heads, -1)
@@ -61,7 +61,7 @@ def _attention_2(_: Callable[..., Any]) -> Callable[..., Any]:
         if hasattr(convolutions[0], "weight_proj"):
             rows = _own_taps(rows, convolutions, sources)
         else:
-            rows = _side_by_side(rows, [_taps(own, scaled=True) for own in convolutions])
+            rows = _convolved(rows, [_taps(own, scaled=True) for own in convolutions], self.num_key_value_heads)
         k, v = (own.norm(r.view(*shape, -1, self.head_dim)) for own, r in zip(projections, rows, strict=True))
         q = self.q_proj(x, position_ids).transpose(1, 2)
         scores = self.relative_position_bias(x, None, position_ids)
@@ -106,18 +106,24 @@ def _convolution(_: Callable[..., Any], scaled: bool = False) -> Callable[..., A
     """Return the forward of a short convolution; scaled: of Inkling 2."""
 
     def convolve(self: Any, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
-        (y,) = _side_by_side([hidden_states], [_taps(self, scaled)])
+        (y,) = _convolved([hidden_states], [_taps(self, scaled)], 1)
         return y
 
     return convolve
 
 
-def _side_by_side(rows: Sequence[Tensor], taps: Sequence[Tensor]) -> list[Tensor]:
-    """Return the convolutions, as one, of rows [1, T, columns] by taps [columns, taps]."""
+def _convolved(rows: Sequence[Tensor], taps: Sequence[Tensor], heads: int) -> list[Tensor]:
+    """Return the convolutions, as one, of rows [1, T, columns] by taps [columns, taps].
+
+    Their columns lie side by side head by head, so that heads can be dealt out to the members of a group.
+    """
     import torch
 
-    convolved = torch.ops.hpcdecode.causal_conv(torch.cat(list(rows), -1)[0], torch.cat(list(taps)), None, False)
-    return list(convolved[None].split([r.shape[-1] for r in rows], -1))
+    both = torch.stack([x.unflatten(-1, (heads, -1)) for x in rows], -2).flatten(-3)
+    joined = torch.stack([x.unflatten(0, (heads, -1)) for x in taps], 1).flatten(0, 2)
+    convolved = torch.ops.hpcdecode.causal_conv(both[0], joined, None, False)[None]
+    parts = convolved.unflatten(-1, (heads, len(rows), -1))
+    return [parts[..., i, :].flatten(-2) for i in range(len(rows))]
 
 
 def _taps(convolution: Any, scaled: bool = False) -> Tensor:
@@ -139,19 +145,18 @@ def _own_taps(rows: Sequence[Tensor], convolutions: Sequence[Any], sources: Sequ
     """
     import torch
 
-    count = convolutions[0].conv_kernel_size
-    both = torch.cat(list(rows), -1)
-    lags = torch.eye(count)[:-1].flip(0).repeat_interleave(both.shape[-1], 0)  # the newest of the earlier tokens first
-    earlier = torch.ops.hpcdecode.causal_conv(torch.cat([both[0]] * (count - 1), -1), lags, None, False)[None]
-    windows = torch.cat([both, earlier], -1).unflatten(-1, (count, -1)).split([r.shape[-1] for r in rows], -1)
+    count, heads = convolutions[0].conv_kernel_size, convolutions[0].num_heads
+    lags = torch.eye(count)[:-1].flip(0)  # the newest of the earlier tokens first
+    columns = rows[0].shape[-1]
+    parts = [row for _ in lags for row in rows]
+    earlier = _convolved(parts, [lag.expand(columns, -1) for lag in lags for _ in rows], heads)
     made = []
-    for row, window, convolution, source in zip(rows, windows, convolutions, sources, strict=True):
-        heads = convolution.num_heads
+    for i, (row, convolution, source) in enumerate(zip(rows, convolutions, sources, strict=True)):
         own = convolution.weight_proj(source).float().unflatten(-1, (heads, count))
         total = row.float().unflatten(-1, (heads, -1))
-        for lag in range(count):
+        for lag, past in enumerate([row, *earlier[i :: len(rows)]]):
             static = convolution.static_weight[lag].float().view(heads, -1)
-            total = total + window[..., lag, :].float().unflatten(-1, (heads, -1)) * (static + own[..., lag, None])
+            total = total + past.float().unflatten(-1, (heads, -1)) * (static + own[..., lag, None])
         made.append((total.flatten(2) / (2 * count + 1) ** 0.5).to(row.dtype))
     return made
 

@@ -56,8 +56,9 @@ def _attend(node: fx.Node, dealt: Dealt, member: int, own: OwnPart) -> list[Argu
         ]
     elif call.chunked:
         made += IN_CHUNKS
-    if call.profiles is not None:
-        profiles = own(call.profiles, _of_heads(call.profiles, 0, np.array([EVERYONE])))
+    if call.profiles is not None or call.row_sinks:
+        everyone = np.array([EVERYONE])
+        profiles = None if call.profiles is None else own(call.profiles, _of_heads(call.profiles, 0, everyone))
         mixes, sinks = (None if n is None else own(n, _of_heads(n, 1, owners)) for n in (call.mixes, call.sink_rows))
         made += [*NO_MORE[len(made) - PLAIN : -OF_SCORES], profiles, mixes, call.row_sinks, sinks]
     return made

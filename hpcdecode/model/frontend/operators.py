@@ -55,7 +55,10 @@ LIKE: frozenset[Target] = frozenset(
 NEW: frozenset[Target] = frozenset(
     {aten.new_empty.default, aten.new_full.default, aten.new_ones.default, aten.new_zeros.default}
 )  # the tensor says the dtype alone
-REDUCTIONS: frozenset[Target] = frozenset({aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default})
+NORM = aten.linalg_vector_norm.default
+REDUCTIONS: frozenset[Target] = frozenset(
+    {aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, NORM}
+)
 SUMMABLE: frozenset[Target] = frozenset({aten.mean.dim, aten.sum.dim_IntList})  # of REDUCTIONS: sums of parts
 PROJECTIONS: frozenset[Target] = frozenset({aten.linear.default, aten.addmm.default, EXPERT_LINEAR})
 
@@ -70,7 +73,8 @@ def reduced_dims(node: fx.Node) -> list[int] | None:
     """Return the dimensions along which a reduction or a normalisation works, or None if a node is neither."""
     rank = len(tensor_meta(as_node(node.args[0])).shape) if node.args and isinstance(node.args[0], fx.Node) else 0
     if node.target in REDUCTIONS:
-        stated = node.args[1] if len(node.args) > 1 else None
+        place = 2 if node.target is NORM else 1
+        stated = node.args[place] if len(node.args) > place else None
         dims = [as_int(d) for d in stated] if isinstance(stated, list | tuple) else []
         return [d % rank for d in dims] or list(range(rank))
     return normalised_dims(node, rank)
