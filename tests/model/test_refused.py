@@ -10,14 +10,9 @@ from hpcdecode.model import load_split
 
 SMALL = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=512)
 REFUSED = {
-    "falcon": ("Falcon", SMALL, "bypasses"),
-    "bloom": ("Bloom", dict(hidden_size=64, n_layer=2, n_head=4, vocab_size=512), "bypasses.*2 of 2 layers"),
-    "mpt": ("Mpt", dict(d_model=64, n_layers=2, n_heads=4, vocab_size=512), "cannot trace"),
-    "gpt_neo": (
-        "GPTNeo",
-        dict(hidden_size=64, num_layers=2, num_heads=4, vocab_size=512, attention_types=[[["global", "local"], 1]]),
-        "bypasses",
-    ),
+    "git": ("Git", SMALL, "bypasses"),
+    "gpt_neox_japanese": ("GPTNeoXJapanese", SMALL, "bypasses.*2 of 2 layers"),
+    "rwkv": ("Rwkv", dict(hidden_size=64, num_hidden_layers=2, vocab_size=512), "cannot trace"),
     "llama4_text": (
         "Llama4Text",
         dict(SMALL, layer_types=["chunked_attention"] * 2, attention_chunk_size=None),

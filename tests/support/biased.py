@@ -49,9 +49,9 @@ BIASED: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "inkling2_loop": _of(
         "inkling2_loop_text",
-        **{**_INKLING, "num_hidden_layers": 6, "layer_types": 3 * ["hybrid_sliding", "hybrid"]},
-        **{"unpadded_vocab_size": 512, "n_layers_per_attn_res_block": 2},
-        **{"loop_layer_index_start": 2, "loop_layer_index_end": 4, "loop_gate_rank": 8},
+        **{**_INKLING, "num_hidden_layers": 3, "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"]},
+        **{"unpadded_vocab_size": 512, "n_layers_per_attn_res_block": 1},
+        **{"loop_layer_index_start": 1, "loop_layer_index_end": 2, "loop_gate_rank": 8},
     ),
     "bloom": _of("bloom", **IDS, hidden_size=64, n_layer=3, n_head=4),
     "mpt": _of("mpt", **IDS, d_model=64, n_layers=3, n_heads=4, max_seq_len=1024),
