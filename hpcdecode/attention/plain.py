@@ -115,16 +115,14 @@ def position_biases(mixes: Tensor, shape: LayerShape, length: int) -> Tensor:
         length: L.
     """
     assert shape.bias is not None, "expected a layer with biases"
-    n, dim, extent = len(mixes), shape.bias.dim, shape.bias.extent
+    extent, own = shape.bias.extent, mixes.float().unflatten(1, (shape.q_heads, shape.bias.dim))
+    query = torch.arange(length - len(mixes), length, device=mixes.device)[:, None]
+    distance = query - torch.arange(length, device=mixes.device)
     if not extent:
-        distance = torch.arange(length - n, length)[:, None] - torch.arange(length)
-        slopes = mixes.float().unflatten(1, (shape.q_heads, dim)).sum(2)
-        linear: Tensor = -slopes.T[..., None] * distance.to(mixes.device)
+        linear: Tensor = -own.sum(2).T[..., None] * distance
         return linear
     profiles = torch.from_numpy(shape.bias.values().copy()).to(mixes.device)
-    by_distance = torch.einsum("nhd,de->hne", mixes.float().unflatten(1, (shape.q_heads, dim)), profiles)
-    query = torch.arange(length - n, length, device=mixes.device)[:, None]
-    distance = query - torch.arange(length, device=mixes.device)
+    by_distance = torch.einsum("nhd,de->hne", own, profiles)
     reached = (distance >= 0) & (distance < extent)
     index = distance.clamp(0, extent - 1).expand(shape.q_heads, -1, -1)
     biases: Tensor = by_distance.gather(2, index).masked_fill_(~reached, 0.0)

@@ -1,4 +1,7 @@
-"""Rows longer than what indexers choose: transformers' tokens, and the same bits in any company."""
+"""Rows longer than what indexers choose: transformers' tokens, and the same bits in any company.
+
+The same bits of those whose scores have biases, too.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ FIELDS = [
 ]
 
 
+NAMES = (*INDEXED, "inkling2", "bloom")
 SMALL = {"batch": 3, "period": 2, "prefill_tokens": 48}
 
 
@@ -42,7 +46,7 @@ def test_greedy_tokens_equal_those_of_transformers(name, options, tmp_path):
     assert [o.outputs[0].token_ids for o in outputs] == json.loads((case / "reference.json").read_text())
 
 
-@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_row_alone_is_the_row_in_company(checkpoint, name):
     """Over lanes, chunks of prompts, samples, beams, and rows that leave and come again."""
     model = load_split(checkpoint(name), dtype="float32")
@@ -56,7 +60,7 @@ def test_a_row_alone_is_the_row_in_company(checkpoint, name):
     assert sum(s.preemptions for s in worker.schedulers) > 1
 
 
-@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("name", NAMES)
 def test_prompts_attend_by_torch_as_on_a_gpu(checkpoint, name):
     """Beside R-ranks on CPUs: the same tokens, but where two have almost the same logits."""
     model = load_split(checkpoint(name), dtype="float32")

@@ -107,8 +107,7 @@ def halving_slopes(heads: int) -> list[float]:
         heads: Number of query heads.
     """
     count = 1 << floor(log2(heads))
-    slopes = [2.0 ** (-8.0 * i / count) for i in range(1, count + 1)]
-    return slopes + [2.0 ** (-4.0 * i / count) for i in range(1, 2 * (heads - count), 2)]
+    return _powers(count) + [2.0 ** (-4.0 * i / count) for i in range(1, 2 * (heads - count), 2)]
 
 
 def interleaved_slopes(heads: int) -> list[float]:
@@ -118,8 +117,13 @@ def interleaved_slopes(heads: int) -> list[float]:
         heads: Number of query heads.
     """
     count = 1 << ceil(log2(heads))
-    slopes = [2.0 ** (-8.0 * i / count) for i in range(1, count + 1)]
+    slopes = _powers(count)
     return slopes if count == heads else (slopes[1::2] + slopes[::2])[:heads]
+
+
+def _powers(count: int) -> list[float]:
+    """Return 2^(-8 i / count) for i from 1 to `count`."""
+    return [2.0 ** (-8.0 * i / count) for i in range(1, count + 1)]
 
 
 def _bloom(_: Callable[..., Any]) -> Callable[..., Any]:
