@@ -18,7 +18,7 @@ using namespace hpcdecode;
 
 namespace {
 
-constexpr LayerShape kShape{2, 64, 64, 4, 0.125f, {}, 0, false};
+const LayerShape kShape{2, 64, 64, 4, 0.125f, {}, 0, false};
 constexpr int64_t kKvColumns = 2 * (64 + 64), kColumns = 4 * 64 + kKvColumns;
 
 struct Machine {
