@@ -110,6 +110,10 @@ class WeightForm(enum.Enum):
 
     iq4_xs = 17
 
+    mxfp8 = 18
+
+    q5_1 = 19
+
     bf16 = 9
 
     f16 = 10
@@ -144,6 +148,8 @@ class BlockType(enum.Enum):
     iq4_nl = 12
 
     iq4_xs = 13
+
+    q5_1 = 14
 
 class Step:
     """One element-wise operation of a fused kernel."""

@@ -42,8 +42,8 @@ class LLM:
         lora: Directory of a PEFT adapter that is merged into the weights, for all prompts; or directories by name, of
             adapters that prompts choose.
         dtype: Data type of weights and activations; None or "auto" chooses.
-        weights: What the projections' weights are in memory: `dtype`, int8, int4, mxfp4 or fp8; None or "auto" for what
-            the checkpoint has, if that changes no result, else `dtype`.
+        weights: What the projections' weights are in memory: `dtype`, int8, int4, mxfp4, mxfp8 or fp8; None or "auto"
+            for what the checkpoint has, if that changes no result, else `dtype`.
         activations: int8 to round what GEMMs by weights in few bits take; None or "auto" for `dtype`.
         kv_dtype: Data type of the KV cache; None or "auto" for `dtype`.
         mamba_ssm_cache_dtype: Data type of recurrent states: float32 or bfloat16; None or "auto" for float32.

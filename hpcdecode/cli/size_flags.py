@@ -92,10 +92,10 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     help = "data type of weights and activations, or auto for the checkpoint's; bf16, fp32 and the like are names, too"
     add("--dtype", type=parsed(parse_dtype), metavar="{float32,bfloat16}", help=help)
     help = "what the projections' weights are in memory: auto (default), what the checkpoint has if that changes no "
-    help += "result, else --dtype; a data type, the same as --dtype; int4, mxfp4 or fp8, expanded as they "
+    help += "result, else --dtype; a data type, the same as --dtype; int4, mxfp4, mxfp8 or fp8, expanded as they "
     help += "are multiplied; or on CPUs int8, which rounds activations too"
     add("--weights", choices=WEIGHTS, help=help)
-    help = "int8 rounds what GEMMs by weights in few bits (but fp8) take, on CPUs, by a scale for 32 numbers: faster, "
+    help = "int8 rounds what GEMMs by weights in few bits (but FP8) take, on CPUs, by a scale for 32 numbers: faster, "
     help += "and close to the results of auto (default)"
     add("--activations", choices=ACTIVATIONS, help=help)
     of_kv = parsed(partial(parse_dtype, among=KV_DTYPES))

@@ -25,6 +25,8 @@ void bind_forms(nb::module_& m) {
         .value("q3_k", WeightForm::q3_k)
         .value("iq4_nl", WeightForm::iq4_nl)
         .value("iq4_xs", WeightForm::iq4_xs)
+        .value("mxfp8", WeightForm::mxfp8)
+        .value("q5_1", WeightForm::q5_1)
         .value("bf16", WeightForm::bf16)
         .value("f16", WeightForm::f16);
 
@@ -42,7 +44,8 @@ void bind_forms(nb::module_& m) {
         .value("q2_k", BlockType::q2_k)
         .value("q3_k", BlockType::q3_k)
         .value("iq4_nl", BlockType::iq4_nl)
-        .value("iq4_xs", BlockType::iq4_xs);
+        .value("iq4_xs", BlockType::iq4_xs)
+        .value("q5_1", BlockType::q5_1);
 }
 
 }  // namespace hpcdecode::ops

@@ -63,14 +63,25 @@ struct Q41 : Q41Layout {
     }
 };
 
+// Code i, of 5 bits: a fifth bit of each of 32 codes, then the others.
+int five_bits(const char* from, int i) {
+    return (byte(from, 4 + i % 16) >> (i / 16 * 4) & 15) | (byte(from, i / 8) >> (i % 8) & 1) << 4;
+}
+
 struct Q50 : Q80Layout {
     static constexpr int64_t kBytes = 22;
     static void pack(const char* from, const Place& to) {
         to.half(0, from);
-        for (int i = 0; i < 32; ++i) {
-            const int low = byte(from, 6 + i % 16) >> (i / 16 * 4) & 15, high = byte(from, 2 + i / 8) >> (i % 8) & 1;
-            to.code<Q50>(static_cast<uint8_t>((low | high << 4) - 16), i);
-        }
+        for (int i = 0; i < 32; ++i) to.code<Q50>(static_cast<uint8_t>(five_bits(from + 2, i) - 16), i);
+    }
+};
+
+struct Q51 : Q51Layout {
+    static constexpr int64_t kBytes = 24;
+    static void pack(const char* from, const Place& to) {
+        to.half(0, from);
+        to.half(1, from + 2);
+        for (int i = 0; i < 32; ++i) to.code<Q51>(static_cast<uint8_t>(five_bits(from + 4, i)), i);
     }
 };
 
@@ -260,6 +271,8 @@ struct Work {
                 return panel<Iq4Nl>(p);
             case BlockType::iq4_xs:
                 return panel<Iq4Xs>(p);
+            case BlockType::q5_1:
+                return panel<Q51>(p);
         }
     }
 };

@@ -12,7 +12,23 @@ namespace hpcdecode::ops {
 // nf4: codes, two a byte, the first in its upper half.
 // nvfp4: FP8 scales [2], then codes, two a byte, the first in its lower half.
 // i8: int8 [32]. Four blocks in a row have the same scale.
-enum class BlockType : int { q4_0, q4_1, q5_0, q8_0, q4_k, q5_k, q6_k, nf4, nvfp4, i8, q2_k, q3_k, iq4_nl, iq4_xs };
+enum class BlockType : int {
+    q4_0,
+    q4_1,
+    q5_0,
+    q8_0,
+    q4_k,
+    q5_k,
+    q6_k,
+    nf4,
+    nvfp4,
+    i8,
+    q2_k,
+    q3_k,
+    iq4_nl,
+    iq4_xs,
+    q5_1
+};
 
 // What a weight in these blocks becomes.
 constexpr WeightForm form_of(BlockType type) {
@@ -44,6 +60,8 @@ constexpr WeightForm form_of(BlockType type) {
             return WeightForm::iq4_nl;
         case BlockType::iq4_xs:
             return WeightForm::iq4_xs;
+        case BlockType::q5_1:
+            return WeightForm::q5_1;
     }
     return WeightForm::plain;
 }

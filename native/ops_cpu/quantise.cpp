@@ -7,6 +7,7 @@
 
 #include "code_layout.h"
 #include "product.h"
+#include "rounding.h"
 #include "team.h"
 
 namespace hpcdecode::ops {
@@ -14,47 +15,6 @@ namespace {
 
 constexpr int kMost = 128;  // inputs of a group
 constexpr int kHalf = kPanel / 2;
-
-template <class To, class From>
-To bits(From x) {
-    To y;
-    std::memcpy(&y, &x, sizeof y);
-    return y;
-}
-
-float rounded_to(Type type, float x) {
-    if (type == Type::f32) return x;
-    const auto u = bits<uint32_t>(x);
-    return bits<float>((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
-}
-
-// Returns the nearest float16 of 0 <= |x| <= 65504, ties to even.
-uint16_t to_half(float x) {
-    const float a = std::fabs(x);
-    const uint32_t sign = x < 0 ? 0x8000u : 0;
-    if (a < 0x1p-14f) return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::nearbyint(a * 0x1p24f)));
-    const auto u = bits<uint32_t>(a);
-    return static_cast<uint16_t>(sign | (((u + 0xfffu + ((u >> 13) & 1u)) >> 13) - (112u << 10)));
-}
-
-float from_half(uint16_t x) {
-    const float magnitude = bits<float>((x & 0x7fffu) << 13) * 0x1p112f;
-    return (x & 0x8000u) != 0 ? -magnitude : magnitude;
-}
-
-// Returns the nearest FP8 number (E4M3) of |x| <= 448, ties to even.
-uint8_t to_fp8(float x) {
-    const float a = std::fabs(x);
-    const uint32_t sign = x < 0 ? 0x80u : 0;
-    if (a < 0x1p-6f) return static_cast<uint8_t>(sign | static_cast<uint32_t>(std::nearbyint(a * 0x1p9f)));
-    const auto u = bits<uint32_t>(a);
-    return static_cast<uint8_t>(sign | (((u + 0x7ffffu + ((u >> 20) & 1u)) >> 20) - (120u << 3)));
-}
-
-float from_fp8(uint8_t x) {
-    const float magnitude = bits<float>((x & 0x7fu) << 20) * 0x1p120f;
-    return (x & 0x80u) != 0 ? -magnitude : magnitude;
-}
 
 // A group of an output's weights, and what they become.
 struct Group {
@@ -232,6 +192,27 @@ struct Fp8Codes : Fp8Layout {
     static void store(uint8_t code, int input, int output, char* block) { store_byte(code, input, output, block); }
 };
 
+// For the largest number the smallest exponent: then the others have the most digits.
+struct Mxfp8Codes : Mxfp8Layout {
+    using Scales = uint8_t;
+
+    static Scales round(Group& g) {
+        int exponent = 0;
+        const bool above = std::frexp(g.largest(), &exponent) > 0.90625f;  // 464, which rounds to 480, and that is NaN
+        const int stored = std::min(std::max(exponent - 9 + (above ? 1 : 0) + 127, 10), 134);
+        Fp8Codes::set(g, std::ldexp(1.0f, stored - 127));
+        return static_cast<uint8_t>(stored);
+    }
+
+    static bool find(Group& g, Scales& found) {
+        found = round(g);
+        return gives_again(g, std::ldexp(1.0f, found - 127), [&](int i) { return from_fp8(g.codes[i]); });
+    }
+
+    static void store(Scales scale, int output, char* to) { to[output] = static_cast<char>(scale); }
+    static void store(uint8_t code, int input, int output, char* block) { store_byte(code, input, output, block); }
+};
+
 struct Work {
     const Quantising& weight;
     const float* bias;
@@ -290,6 +271,7 @@ int64_t pack_few_bits(const Quantising& weight, const float* bias, char* out, in
             if (w.weight.form == WeightForm::int4) w.panel<Int4Codes>(p);
             if (w.weight.form == WeightForm::mxfp4) w.panel<Mxfp4Codes>(p);
             if (w.weight.form == WeightForm::fp8) w.panel<Fp8Codes>(p);
+            if (w.weight.form == WeightForm::mxfp8) w.panel<Mxfp8Codes>(p);
         }
     };
     run_team(threads, threads, pack, &work);

@@ -26,9 +26,11 @@ enum class WeightForm : int {
     q2_k,
     q3_k,
     iq4_nl,
-    iq4_xs
+    iq4_xs,
+    mxfp8,
+    q5_1
 };
-constexpr int kForms = 18;
+constexpr int kForms = 20;
 constexpr int64_t kBlockInputs = 32;  // inputs must be a multiple
 constexpr int64_t kOutputs = 32;      // of a panel
 
@@ -50,10 +52,19 @@ struct Fp8Layout {
     static constexpr int64_t kGroup = 128, kScaleBytes = 64, kBlockBytes = 512;
 };
 
+// FP8 (E4M3) times a power of two (OCP Microscaling). Of a group of inputs: exponents + 127, bytes [16], from 10 to
+// 134. Codes lie as fp8's.
+struct Mxfp8Layout {
+    static constexpr int64_t kGroup = 32, kScaleBytes = 16, kBlockBytes = 512;
+};
+
 // The forms below hold the numbers of GGUF's blocks (ggml) exactly. Codes of 4 bits lie as int4's, those of a byte as
 // fp8's. code * scale + offset. Of a group of inputs: float16 scales [16], float16 offsets [16].
 struct Q41Layout {
     static constexpr int64_t kGroup = 32, kScaleBytes = 64, kBlockBytes = 256;
+};
+struct Q51Layout {
+    static constexpr int64_t kGroup = 32, kScaleBytes = 64, kBlockBytes = 512;
 };
 
 // int8 * scale. Of a group of inputs: float16 scales [16].
@@ -195,6 +206,10 @@ constexpr bool with_layout(WeightForm form, F&& f) {
             return f(Nvfp4Layout{}), true;
         case WeightForm::i8:
             return f(I8Layout{}), true;
+        case WeightForm::mxfp8:
+            return f(Mxfp8Layout{}), true;
+        case WeightForm::q5_1:
+            return f(Q51Layout{}), true;
         case WeightForm::plain:
         case WeightForm::bf16:
         case WeightForm::f16:

@@ -22,6 +22,7 @@ from tests.support.packed_products import multiply
 
 DTYPES = (torch.bfloat16, torch.float32)
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+STEPS = {"mxfp4": 0.25, "mxfp8": 1 / 16}  # between a power of two's numbers, over the smaller
 TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
 
 
@@ -65,9 +66,16 @@ def rounded_fp8(w: torch.Tensor) -> torch.Tensor:
     return (w / by).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 
+def rounded_mxfp8(w: torch.Tensor) -> torch.Tensor:
+    """With the least power of two by which FP8 holds the largest number to the nearest."""
+    fraction, exponent = torch.frexp(w.abs().amax(2, keepdim=True))
+    scale = 2.0 ** (exponent - 9 + (fraction > 464 / 512).int()).clamp(10 - 127, 134 - 127)
+    return (w / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
 def expanded(bits: str, weight: torch.Tensor) -> torch.Tensor:
     """The float32 numbers that a weight becomes in a form."""
-    rounded = {"int4": rounded_int4, "mxfp4": rounded_mxfp4, "fp8": rounded_fp8}[bits]
+    rounded = {"int4": rounded_int4, "mxfp4": rounded_mxfp4, "mxfp8": rounded_mxfp8, "fp8": rounded_fp8}[bits]
     return rounded(grouped(weight, FORMS[bits].group)).flatten(1)[:, : weight.shape[1]]
 
 
@@ -112,7 +120,7 @@ def test_gates_take_weights_in_few_bits(use, isa, dtype, bits):
         assert torch.equal(gate(packed=packed, form=FORMS[bits].native), gate(packed=plain))
 
 
-@pytest.mark.parametrize(("bits", "most"), [("int4", 1 / 30), ("mxfp4", 1 / 4), ("fp8", 1 / 28)])
+@pytest.mark.parametrize(("bits", "most"), [("int4", 1 / 30), ("mxfp4", 1 / 4), ("mxfp8", 1 / 16), ("fp8", 1 / 28)])
 def test_rounding_is_to_the_nearest_code(bits, most):
     """By at most half a step, as a share of the range of a group; MXFP4 may cut off a quarter of the largest number."""
     weight = numbers(64, 256)
@@ -127,9 +135,9 @@ def test_rounding_is_to_the_nearest_code(bits, most):
 def test_equal_numbers_and_zeros(bits, value):
     weight = torch.full((32, 256), value)
     assert torch.isfinite(held(bits, weight)).all()
-    least = {"int4": 1e-3, "mxfp4": 2.0**-125, "fp8": 1e-6}[bits]
+    least = {"int4": 1e-3, "mxfp4": 2.0**-125, "mxfp8": 1e-6, "fp8": 1e-6}[bits]
     if value == 0 or abs(value) >= least:
-        torch.testing.assert_close(held(bits, weight), weight, rtol=0.25 if bits == "mxfp4" else 2e-3, atol=0)
+        torch.testing.assert_close(held(bits, weight), weight, rtol=STEPS.get(bits, 2e-3), atol=0)
 
 
 def mxfp4_numbers(generator: torch.Generator) -> torch.Tensor:
@@ -145,18 +153,30 @@ def int4_numbers(generator: torch.Generator) -> torch.Tensor:
     return (codes - zeros) * scales
 
 
+def mxfp8_numbers(generator: torch.Generator) -> torch.Tensor:
+    """Of all codes, among them groups with large numbers alone and with small ones, which are subnormal."""
+    codes = torch.arange(256).repeat(64).to(torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(448)
+    sizes = codes.abs().view(torch.int32)
+    mixed = codes[torch.randperm(len(codes), generator=generator)]
+    exponents = torch.randint(-14, 3, (64, 8), generator=generator).repeat_interleave(32, 1)
+    return torch.ldexp(torch.cat([codes[sizes.argsort()][: 32 * 256], mixed[: 32 * 256]]).view(64, 256), exponents)
+
+
 def fp8_numbers(generator: torch.Generator) -> torch.Tensor:
     codes = torch.randn(64, 256, generator=generator).to(torch.float8_e4m3fn).float()
     return codes * torch.rand(64, 2, generator=generator).add(0.01).repeat_interleave(128, 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("bits", "numbers"), [("int4", int4_numbers), ("mxfp4", mxfp4_numbers), ("fp8", fp8_numbers)])
+@pytest.mark.parametrize(
+    ("bits", "numbers"),
+    [("int4", int4_numbers), ("mxfp4", mxfp4_numbers), ("mxfp8", mxfp8_numbers), ("fp8", fp8_numbers)],
+)
 def test_numbers_on_a_grid_stay_what_they_are(bits, numbers, dtype):
     """As they were before they were rounded to the model's dtype."""
     weight = numbers(torch.Generator().manual_seed(0)).to(dtype)
     assert torch.equal(held(f"{bits} grid", weight), weight)
-    assert torch.equal(held(bits, weight), weight) == (bits == "mxfp4")
+    assert torch.equal(held(bits, weight), weight) == (bits in ("mxfp4", "mxfp8"))
 
 
 @pytest.mark.parametrize("bits", FORMS)

@@ -97,6 +97,11 @@ def mxfp4(rows, columns):
     return {"weight": octets(rows, columns // 2), "weight_scale": octets(rows, columns // 32)}
 
 
+def mxfp8(rows, columns):
+    codes = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": torch.randint(110, 120, (rows, columns // 32), dtype=torch.uint8)}
+
+
 def nf4(rows, columns):
     functional = pytest.importorskip("bitsandbytes.functional")
     codes, about = functional.quantize_4bit(torch.randn(rows, columns), quant_type="nf4", blocksize=64)
@@ -145,6 +150,7 @@ FORMATS = {  # tensors of a weight, what is stated, and the bits of a weight in 
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
         4.625,
     ),
+    "MXFP8 of ModelOpt": (mxfp8, {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head"]}, 8.25),
     "NF4 of bitsandbytes": (
         nf4,
         {

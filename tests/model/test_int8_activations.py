@@ -145,7 +145,7 @@ def test_models_of_all_kinds_of_projections(checkpoint, name, dtype):
 def test_a_model_without_such_weights_is_said(checkpoint, caplog):
     with caplog.at_level("WARNING"):
         model = load_split(checkpoint("llama3"), dtype="float32", int8_activations=True, announce=True)
-    assert not model.rounds_activations and "no weights in few bits here (but fp8), so it does nothing" in caplog.text
+    assert not model.rounds_activations and "no weights in few bits here (but FP8), so it does nothing" in caplog.text
 
 
 def test_texts_do_not_depend_on_the_batch():

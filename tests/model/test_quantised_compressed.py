@@ -34,6 +34,7 @@ KEPT = {
     "FP8 channels": "fp8",
     "FP8 naive": "fp8",
     "MXFP4": "mxfp4",
+    "MXFP8": "mxfp8",
     "NVFP4": "nvfp4",
 }
 

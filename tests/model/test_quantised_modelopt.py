@@ -61,6 +61,7 @@ def stated(algorithm, **values):
     return {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": own}
 
 
+KEPT = {"FP8": "fp8 grid", "FP8_PER_CHANNEL_PER_TOKEN": "fp8 grid", "NVFP4": "nvfp4", "MXFP8": "mxfp8 grid"}
 ALGORITHMS = {"FP8": fp8, "FP8_PER_CHANNEL_PER_TOKEN": fp8_channels, "NVFP4": nvfp4, "MXFP8": mxfp8}
 
 
@@ -70,6 +71,7 @@ def test_a_file_of_its_own(algorithm, checkpoint, tmp_path):
     caches = {f"model.layers.{i}.self_attn.{n}_proj.{n}_scale": torch.ones(()) for i in range(3) for n in "kv"}
     edit(made.quantised, lambda t: t.update(caches))
     check(made)
+    assert kept(made.quantised, "bfloat16") == {KEPT[algorithm], None}
 
 
 @pytest.mark.parametrize(("name", "chosen"), [("llama2", PROJECTIONS), ("mixtral", EXPERTS_AND_PROJECTIONS)])

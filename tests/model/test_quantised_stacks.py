@@ -1,4 +1,4 @@
-"""FP8 experts in one tensor, [E, out, in] or [E, in, out], with scales by block, expert, row or column."""
+"""FP8 experts in one tensor, [E, out, in] or [E, in, out]: scales by block, expert, row or column; MXFP8."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcdecode.model import load_split
 from hpcdecode.model.run.load import ModelPart
 from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.models import SHAPE, save
-from tests.support.quantised import check, edit, kept, pair
+from tests.support.quantised import check, edit, forms, kept, pair
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 EXPERTS = re.compile(r".*experts\.(gate_up|down)_proj")
@@ -94,6 +94,28 @@ def test_experts_that_are_transposed_stay_fp8_by_their_columns(scales, checkpoin
     made = pair(checkpoint("gpt_oss"), tmp_path, fp8_experts(scales), states(scales), EXPERTS)
     check(made)
     assert kept(made.quantised, "float32") == ({None} if scales == "rows" else {"fp8 grid", None})
+
+
+def mxfp8_experts(stem, weight):
+    """FP8 numbers times a power of two for 32 inputs."""
+    groups = weight.unflatten(2, (-1, 32))
+    exponents = (groups.abs().amax(3) / 448).log2().ceil()
+    codes = (groups / exponents.exp2()[..., None]).to(torch.float8_e4m3fn)
+    own = {"": codes.flatten(2), "_scale_inv": (exponents + 127).to(torch.uint8)}
+    return own, (codes.float() * exponents.exp2()[..., None]).flatten(2)
+
+
+def test_experts_in_one_tensor_of_mxfp8_stay_so(stacked, tmp_path):
+    """In the parts of members too, whose 64 of 128 inputs are whole groups."""
+    made = pair(stacked, tmp_path, mxfp8_experts, {**FP8, "scale_fmt": "ue8m0", "weight_block_size": [1, 32]}, EXPERTS)
+    check(made)
+    for dtype in ("float32", "bfloat16"):
+        assert kept(made.quantised, dtype) == {"mxfp8 grid", None}
+    for part in (ModelPart(2, 1, ep=True), ModelPart(2, 1)):
+        assert set(forms(load_split(made.quantised, dtype="float32", quantised="auto", part=part))) == {
+            "mxfp8 grid",
+            None,
+        }
 
 
 def test_scales_of_other_experts_are_refused(stacked, tmp_path):

@@ -96,7 +96,11 @@ void put_block(std::vector<char>& to, BlockType type, const std::vector<int>& nu
     }
     if (type != BlockType::q6_k) put(to, kOne);
     if (type == BlockType::q8_0) to.insert(to.end(), codes.begin(), codes.end());
-    if (type == BlockType::q4_1) put(to, kMinusFour), put_nibbles(to, codes, 0, 32);
+    if (type == BlockType::q4_1 || type == BlockType::q5_1) {
+        put(to, kMinusFour);
+        if (type == BlockType::q5_1) to.insert(to.end(), 4, 0);  // fifth bits
+        put_nibbles(to, codes, 0, 32);
+    }
     if (type == BlockType::q4_k || type == BlockType::q5_k) {
         put(to, kOne);
         for (int i = 0; i < 12; ++i) to.push_back(static_cast<char>(i < 4 ? 1 : i < 8 ? 4 : 1 | 4 << 4));
@@ -225,15 +229,15 @@ int main() {
                 test_case({isa, Type::i8, Type::f32, WeightForm::plain, inputs, outputs});
                 test_case({isa, Type::i8, Type::bf16, WeightForm::plain, inputs, outputs});
             }
-        for (const WeightForm form : {WeightForm::int4, WeightForm::mxfp4, WeightForm::fp8})
+        for (const WeightForm form : {WeightForm::int4, WeightForm::mxfp4, WeightForm::mxfp8, WeightForm::fp8})
             for (const int64_t inputs : {32, 608}) {
                 for (const bool rounded : {false, true}) {
                     test_case({isa, Type::f32, Type::f32, form, inputs, 70, {}, rounded});
                     test_case({isa, Type::bf16, Type::bf16, form, inputs, 70, {}, rounded});
                 }
             }
-        for (const BlockType blocks : {BlockType::q4_1, BlockType::q8_0, BlockType::q4_k, BlockType::q5_k,
-                                       BlockType::q6_k, BlockType::nvfp4, BlockType::i8}) {
+        for (const BlockType blocks : {BlockType::q4_1, BlockType::q5_1, BlockType::q8_0, BlockType::q4_k,
+                                       BlockType::q5_k, BlockType::q6_k, BlockType::nvfp4, BlockType::i8}) {
             for (const bool rounded : {false, true}) {
                 test_case({isa, Type::f32, Type::f32, form_of(blocks), 512, 70, blocks, rounded});
                 test_case({isa, Type::bf16, Type::bf16, form_of(blocks), 512, 70, blocks, rounded});

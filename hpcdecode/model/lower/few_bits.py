@@ -4,6 +4,7 @@
 |---|---|---|---|
 | int4 | (code - zero) * scale, codes 0 to 15 | 32: float16 scale and zero | 5 |
 | mxfp4 | FP4 (E2M1) * 2^exponent | 32: exponent of 8 bits (OCP Microscaling 1.0) | 4.25 |
+| mxfp8 | FP8 (E4M3) * 2^exponent | 32: exponent of 8 bits (OCP Microscaling 1.0) | 8.25 |
 | fp8 | FP8 (E4M3) * scale | 128: float32 scale | 8.25 |
 
 Weights of bfloat16 and float16 are forms, too, where activations are float32: they keep their numbers.
@@ -120,6 +121,7 @@ class FewBits(NamedTuple):
 FORMS = {
     "int4": FewBits(WeightForm.int4, 32, 4, 4),
     "mxfp4": FewBits(WeightForm.mxfp4, 32, 1, 4),
+    "mxfp8": FewBits(WeightForm.mxfp8, 32, 1, 8),
     "fp8": FewBits(WeightForm.fp8, 128, 4, 8),
 }
 GRIDS = {f"{name} grid": form._replace(on_grid=True) for name, form in FORMS.items()}
@@ -127,6 +129,7 @@ OF_BLOCKS = {
     "Q4_0": FewBits(WeightForm.int4, 32, 4, 4),
     "Q4_1": FewBits(WeightForm.q4_1, 32, 4, 4),
     "Q5_0": FewBits(WeightForm.q8_0, 32, 2, 8),
+    "Q5_1": FewBits(WeightForm.q5_1, 32, 4, 8),
     "Q8_0": FewBits(WeightForm.q8_0, 32, 2, 8),
     "Q2_K": FewBits(WeightForm.q2_k, 256, 36, 4),
     "Q3_K": FewBits(WeightForm.q3_k, 256, 18, 4),
@@ -141,7 +144,8 @@ OF_BLOCKS = {
 }
 HALVES = {WeightForm.bf16: torch.bfloat16, WeightForm.f16: torch.float16}
 AS_STORED = {BFLOAT16: FewBits(WeightForm.bf16, 32, 0, 16), FLOAT16: FewBits(WeightForm.f16, 32, 0, 16)}
-EXACT_ROWS = (WeightForm.fp8, WeightForm.q2_k, WeightForm.nf4)  # whose GEMMs take no rows rounded to int8
+# Those whose GEMMs take no rows rounded to int8.
+EXACT_ROWS = (WeightForm.mxfp8, WeightForm.fp8, WeightForm.q2_k, WeightForm.nf4)
 EXACT = {**FORMS, **GRIDS, **AS_STORED, **{name: form._replace(block=name) for name, form in OF_BLOCKS.items()}}
 BY_INT8 = {name: f"{name} by int8" for name in (*FORMS, *GRIDS, *OF_BLOCKS) if EXACT[name].native not in EXACT_ROWS}
 ALL_FORMS = {**EXACT, **{own: EXACT[name]._replace(rounded=True) for name, own in BY_INT8.items()}}

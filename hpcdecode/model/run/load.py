@@ -129,7 +129,7 @@ def load_split(
         latents: Let attention run over latents where K and V are projections of smaller ones (see `absorb`).
         indexers: Let indexers choose the tokens that longer sequences attend to; else such sequences are not run.
         graphs: Record slices as CUDA graphs, on a CUDA device.
-        int8_activations: Round activations to int8, by a scale for 32 inputs, for GEMMs by weights in few bits but fp8.
+        int8_activations: Round activations to int8, by a scale for 32 inputs, for GEMMs by weights in few bits but FP8.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -172,7 +172,7 @@ def load_split(
     model = SplitModel(parts, device, bound, forget, packed, inductor, memory, own_layers, recorder)
     if int8_activations and announce and not model.rounds_activations and quantised != "int8":
         logger.warning(
-            "hpcdecode: warning: --activations int8: no weights in few bits here (but fp8), so it does nothing"
+            "hpcdecode: warning: --activations int8: no weights in few bits here (but FP8), so it does nothing"
         )
     return model
 

@@ -97,6 +97,11 @@ struct Form<ops::Q41Layout> : Nibbles {
     HPC_DEVICE static float start(const HalfPanel& at, int64_t) { return at.half(1); }
 };
 template <>
+struct Form<ops::Q51Layout> : Bytes {
+    HPC_DEVICE static float scale(const HalfPanel& at, int64_t) { return at.half(0); }
+    HPC_DEVICE static float start(const HalfPanel& at, int64_t) { return at.half(1); }
+};
+template <>
 struct Form<ops::Q80Layout> : Bytes {
     HPC_DEVICE static float scale(const HalfPanel& at, int64_t) { return at.half(0); }
     HPC_DEVICE static float start(const HalfPanel&, int64_t) { return 0.0f; }
@@ -159,6 +164,12 @@ struct Form<ops::Fp8Layout> {
         const uint32_t code = at.byte(input);
         const float size = as_float((code & 127u) << 20) * as_float(247u << 23) * scale;  // 2^120
         return code & 128u ? -size : size;
+    }
+};
+template <>
+struct Form<ops::Mxfp8Layout> : Form<ops::Fp8Layout> {
+    HPC_DEVICE static float scale(const HalfPanel& at, int64_t) {
+        return as_float(static_cast<uint32_t>(at.scales[at.output]) << 23);
     }
 };
 

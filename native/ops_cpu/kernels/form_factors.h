@@ -66,6 +66,17 @@ struct Q41Factors : Q41Layout, Nibbles<Q41Factors> {
     }
 };
 
+struct Q51Factors : Q51Layout, Bytes<Q51Factors> {
+    using Vectors = ByteVectors;
+    using Words = struct Q51Words;
+
+    static Affine affine(const char* scales, int64_t input) {
+        scales = scales_of<Q51Layout>(scales, input);
+        return {{halves_at(scales, 0), halves_at(scales, kEight)},
+                {halves_at(scales, kHalf), halves_at(scales, kHalf + kEight)}};
+    }
+};
+
 struct Q80Factors : Q80Layout, Bytes<Q80Factors> {
     using Vectors = ByteVectors;
     using Words = struct Q80Words;
@@ -209,13 +220,12 @@ struct Mxfp4Factors : Mxfp4Layout {
     }
 };
 
-struct Fp8Factors : Fp8Layout {
-    using Vectors = void;
-    using Words = struct Fp8Words;
-
+// Writes FP8 numbers. Own: The form, whose `affine` gives scales.
+template <class Own>
+struct Fp8Bytes {
     template <bool round, int64_t stride>
     static void write(const char* scales, int64_t input, const char* codes, float* to) {
-        const Affine by = float_scales_at(scales_of<Fp8Layout>(scales, input));
+        const Affine by = Own::affine(scales, input);
         const __m256 exponent = _mm256_set1_ps(0x1p120f);
         const __m256i digits = _mm256_set1_epi32(0x07f00000), sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
         for (int word = 0; word < kBlockInputs / 2; ++word) {
@@ -230,6 +240,25 @@ struct Fp8Factors : Fp8Layout {
                            _mm256_xor_ps(magnitude, _mm256_castsi256_ps(_mm256_and_si256(top, sign))));
             }
         }
+    }
+};
+
+struct Fp8Factors : Fp8Layout, Fp8Bytes<Fp8Factors> {
+    using Vectors = void;
+    using Words = struct Fp8Words;
+
+    static Affine affine(const char* scales, int64_t input) {
+        return float_scales_at(scales_of<Fp8Layout>(scales, input));
+    }
+};
+
+struct Mxfp8Factors : Mxfp8Layout, Fp8Bytes<Mxfp8Factors> {
+    using Vectors = void;
+    using Words = struct Mxfp8Words;
+
+    static Affine affine(const char* scales, int64_t input) {
+        scales = scales_of<Mxfp8Layout>(scales, input);
+        return {{powers_at(scales), powers_at(scales + kEight)}, {_mm256_setzero_ps(), _mm256_setzero_ps()}};
     }
 };
 

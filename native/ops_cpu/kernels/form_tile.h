@@ -109,7 +109,9 @@ constexpr std::array<FormKernels, kForms> form_kernels() {
             By<Q2KFactors>::kKernels,
             By<Q3KFactors>::kKernels,
             By<Iq4NlFactors>::kKernels,
-            By<Iq4XsFactors>::kKernels};
+            By<Iq4XsFactors>::kKernels,
+            By<Mxfp8Factors>::kKernels,
+            By<Q51Factors>::kKernels};
 }
 
 }  // namespace

@@ -188,14 +188,26 @@ struct Q6KWords : ByteWords<Q6KLayout> {
     }
 };
 
-struct Q5KWords : ByteWords<Q5KLayout> {
+// The same with starts.
+template <class Form>
+struct AffineByteWords : ByteWords<Form> {
     using Scales = Affine512;
-    static Scales scales(const char* all, int64_t input) { return levels512<Q5KLayout>(all, input); }
-    static Words next(Codes& codes, const Scales& scales) {
+    static Words next(ByteCodes& codes, const Scales& scales) {
         __m512 one, other;
         codes.next(one, other);
         return reinterpret_cast<Words>(rounded_pairs(_mm512_fmadd_ps(one, scales.by[0], scales.start[0]),
                                                      _mm512_fmadd_ps(other, scales.by[1], scales.start[1])));
+    }
+};
+
+struct Q5KWords : AffineByteWords<Q5KLayout> {
+    static Scales scales(const char* all, int64_t input) { return levels512<Q5KLayout>(all, input); }
+};
+
+struct Q51Words : AffineByteWords<Q51Layout> {
+    static Scales scales(const char* all, int64_t input) {
+        const char* p = scales_of<Q51Layout>(all, input);
+        return affine512(halves16(p), halves16(p + 2 * kHalf));
     }
 };
 
@@ -227,15 +239,16 @@ struct Mxfp4Words : Mxfp4Layout {
 };
 
 // With its bits in the lower exponent's and the upper fraction's place, a float32 is 2^-120 of the number.
-struct Fp8Words : Fp8Layout {
+template <class Form>
+struct Fp8ByteWords : Form {
     static constexpr int kWords = 1;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     struct Scales {
         __m512 by[2];
     };
     using Codes = Words;
-    static Scales scales(const char* all, int64_t input) {
-        const __m512 by = _mm512_mul_ps(_mm512_loadu_ps(scales_of<Fp8Layout>(all, input)), _mm512_set1_ps(0x1p120f));
+    static Scales scales_from(__m512 of_outputs) {
+        const __m512 by = _mm512_mul_ps(of_outputs, _mm512_set1_ps(0x1p120f));
         return {{doubled<0>(by), doubled<8>(by)}};
     }
     static Codes codes(const char* p) {
@@ -250,6 +263,20 @@ struct Fp8Words : Fp8Layout {
         const __m512 other = _mm512_castsi512_ps(_mm512_and_si512(halves, upper));
         return reinterpret_cast<Words>(
             rounded_pairs(_mm512_mul_ps(one, scales.by[0]), _mm512_mul_ps(other, scales.by[1])));
+    }
+};
+
+struct Fp8Words : Fp8ByteWords<Fp8Layout> {
+    static Scales scales(const char* all, int64_t input) {
+        return scales_from(_mm512_loadu_ps(scales_of<Fp8Layout>(all, input)));
+    }
+};
+
+struct Mxfp8Words : Fp8ByteWords<Mxfp8Layout> {
+    static Scales scales(const char* all, int64_t input) {
+        const char* p = scales_of<Mxfp8Layout>(all, input);
+        const Words exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        return scales_from(_mm512_castsi512_ps(_mm512_slli_epi32(exponents, 23)));
     }
 };
 

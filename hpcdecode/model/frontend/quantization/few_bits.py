@@ -19,6 +19,7 @@ from hpcdecode.model.frontend.quantization.grids import Mxfp4Experts, PackedInte
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 HALVES = ("F16", "BF16")  # what float16 scales hold, bfloat16 ones if they are not tiny
+POWERS = ("U8", "F8_E8M0")  # of two
 
 
 class BlockSize(NamedTuple):
@@ -37,6 +38,7 @@ GGUF_BLOCKS = {  # types of GGUF that GEMMs take as they are
     "Q4_0": BlockSize(32, 18),
     "Q4_1": BlockSize(32, 20),
     "Q5_0": BlockSize(32, 22),
+    "Q5_1": BlockSize(32, 24),
     "Q8_0": BlockSize(32, 34),
     "Q2_K": BlockSize(256, 84),
     "Q3_K": BlockSize(256, 110),
@@ -50,7 +52,7 @@ INT8_BLOCKS = "Q8_0"  # what holds integers of 8 bits, of other formats too
 INT8_FLOAT32 = "i8"  # what does if float16 does not hold their scales
 OWN_BLOCKS = {INT8_FLOAT32: BlockSize(32, 36), "nf4": BlockSize(64, 36), "nvfp4": BlockSize(32, 22)}
 BLOCKS = {**GGUF_BLOCKS, **OWN_BLOCKS}
-GROUPS = {"int4": 32, "mxfp4": 32, "fp8": 128}  # inputs that share a scale there
+GROUPS = {"int4": 32, "mxfp4": 32, "mxfp8": 32, "fp8": 128}  # inputs that share a scale there
 GROUPS |= dict.fromkeys(AS_STORED, 32)
 GROUPS |= {name: size.inputs for name, size in BLOCKS.items()}
 GROUPS[INT8_FLOAT32] = 128
@@ -73,7 +75,7 @@ def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape
     if found is None:
         return NOT_HELD
     name, block = found
-    by_column = name if name == "fp8" and _whole_groups(name, block.rows) else None
+    by_column = name if name in ("fp8", "mxfp8") and _whole_groups(name, block.rows) else None
     return Held(name if _held_by_row(name, block, parts, shape) else None, by_column)
 
 
@@ -157,5 +159,5 @@ def _named(
     if "zero" in parts:
         return None
     if form.decoded is fp8:
-        return "fp8", block
+        return "mxfp8" if parts["scale"].dtype in POWERS else "fp8", block
     return ("mxfp4", block) if form.decoded is fp4 and block == ScaleBlock(1, 32) else None
