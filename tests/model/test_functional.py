@@ -28,6 +28,13 @@ def filled_in_parts(x):
     return made * 3
 
 
+def filled_whole(x):
+    made = x.new_empty(x.shape[0], 4)
+    made[..., :4].copy_(x)
+    made[..., 4:].copy_(x[:, :0])
+    return made * 3
+
+
 def read_between(x):
     made = x.new_empty(x.shape[0], 4)
     made[..., :2] = x[:, 2:]
@@ -79,6 +86,10 @@ SIMPLE = {
     "chunks": lambda x: torch.cat([part * i for i, part in enumerate(x.chunk(3, -1))], -1),
     "chosen": chosen,
     "filled_in_parts": filled_in_parts,
+    "filled_whole": filled_whole,
+    "flattened": lambda x: x.t().flatten() * 2 + x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2).flatten(),
+    "unflattened": lambda x: x.t().unflatten(0, (2, -1)).flatten(1, 2) + x.t().contiguous().sum(),
+    "contiguous": lambda x: x.contiguous() + x.t().contiguous().t(),
 }
 OTHERS = (read_between, part_taken_before, written_while_viewed, written_while_transposed, written_in_another_dtype)
 

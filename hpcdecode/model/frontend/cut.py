@@ -72,12 +72,15 @@ def find_cuts(trace: Trace, kinds: Mapping[fx.Node, Dependence]) -> list[tuple[f
     done = {n for n, kind in kinds.items() if kind == POSITION} | set(trace.step_inputs)
     order = {node: i for i, node in enumerate(trace.graph.nodes)}
     cuts = []
+    needed = set(done)  # what nothing needs any more nothing will need later
     for i, attend in enumerate(trace.attends):
         free = [n for n in order if kinds[n] == TOKEN and n not in done and depth[n] <= i and n is not attend]
-        done |= source_side(attend, free, done, kinds, trace)
-        crossing = [n for n in done if later_users(n, attend, done, kinds)]
-        cuts.append(tuple(sorted(crossing, key=lambda n: order[n])))
+        before = source_side(attend, free, done, kinds, trace)
+        done |= before
+        needed = {n for n in needed | before if later_users(n, attend, done, kinds)}
+        cuts.append(tuple(sorted(needed, key=lambda n: order[n])))
         done.add(attend)
+        needed.add(attend)
     return cuts
 
 
@@ -94,10 +97,10 @@ def later_users(
 def attention_depth(trace: Trace) -> dict[fx.Node, int]:
     """Return by node how many attentions its value has passed; raise UserError unless they form one chain."""
     depth: dict[fx.Node, int] = {}
+    places = {attend: place for place, attend in enumerate(trace.attends)}
     for node in trace.graph.nodes:
         depth[node] = max((depth[n] for n in node.all_input_nodes), default=0)
-        if node in trace.attends:
-            place = trace.attends.index(node)
+        if (place := places.get(node)) is not None:
             if depth[node] > place:
                 raise UserError("its attentions do not follow one after the other: not supported")
             depth[node] = place + 1

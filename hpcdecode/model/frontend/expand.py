@@ -52,6 +52,7 @@ def expand(graph: fx.Graph, weights: Mapping[fx.Node, str], layers: str) -> None
     Args:
         graph: Graph of a model that was traced with layers standing in for each other.
         weights: Name of the tensor of the model that each placeholder holds, including layers that were not traced.
+            Those that all layers may read are left out.
         layers: Name of the list of layers.
 
     Raises:
@@ -94,7 +95,7 @@ class Layer:
         inputs: The tensors that it takes.
         out: Its output.
         weights: Name of each of its weights, without the prefix.
-        shared: Inputs of the model that it reads besides, such as positions: the same for every layer.
+        shared: Inputs and buffers of the model that it reads besides, such as positions: the same for every layer.
         nodes: Its calls, in the graph's order.
 
     Raises:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 aten = torch.ops.aten
+SLICES = (aten.slice.Tensor, aten.alias.default)
+RESHAPES = (aten.flatten.using_ints, aten.unflatten.int)
 CASTS = (aten.to.dtype, aten.to.device, aten.to.dtype_layout)
 CAST_KEYS = {"dtype", "device", "layout"}
 OUT_OF_PLACE: dict[Any, OpOverload] = {
@@ -75,6 +77,9 @@ def check(graph: fx.Graph) -> None:
             check_cast(node)
         elif node.target is aten.copy_.default:
             check_fill(node)
+        elif node.target in RESHAPES:
+            if sum(not isinstance(size, int) for size in traced_tensor(node).shape) > 1:
+                raise NotSimple(node.name)
         elif node.target is aten.dropout.default:
             if node.args[2] is not False:
                 raise NotSimple(node.name)
@@ -105,14 +110,12 @@ def check_write(node: fx.Node) -> None:
 def check_fill(node: fx.Node) -> None:
     """Raise NotSimple unless `node` fills a slice of a new tensor that nothing reads before all its slices are filled.
 
-    The slice has no other use, and nothing was written to the tensor since it was taken.
+    The slice, which may be all of it, has no other use, and nothing was written to the tensor since it was taken.
     """
     view = as_node(node.args[0])
-    if view.target is not aten.slice.Tensor or node.users or not fresh(buffer := as_node(view.args[0])):
+    if view.target not in SLICES or node.users or not fresh(buffer := as_node(view.args[0])):
         raise NotSimple(node.name)
-    fills = {
-        n for u in buffer.users if u.target is aten.slice.Tensor for n in u.users if n.target is aten.copy_.default
-    }
+    fills = {n for u in buffer.users if u.target in SLICES for n in u.users if n.target is aten.copy_.default}
     reads = [u for u in buffer.users if u < node and any(n.target is not aten.copy_.default for n in u.users)]
     if len(view.users) != 1 or reads or any(view < fill < node for fill in fills):
         raise NotSimple(node.name)
@@ -152,9 +155,9 @@ def cast(node: fx.Node) -> fx.Node:
 def reshaped(node: fx.Node) -> fx.Node:
     """Return the reshape as a view, or as a view of a copy where no view of the argument has the shape."""
     x = as_node(node.args[0])
+    shape = node.args[1] if is_contiguous(x) and node.target is aten.reshape.default else known_shape(node)
     if is_contiguous(x):
-        return call(node, aten.view.default, (x, node.args[1]))
-    shape = known_shape(node)
+        return call(node, aten.view.default, (x, shape))
     if traced_tensor(x).untyped_storage()._cdata == traced_tensor(node).untyped_storage()._cdata:
         return call(node, aten.view.default, (x, shape))
     copy = call(node, aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
@@ -164,9 +167,20 @@ def reshaped(node: fx.Node) -> fx.Node:
 
 def known_shape(node: fx.Node) -> list[Any]:
     """Return the shape that a reshape asks for, with a size in the place of -1 unless it varies."""
-    asked: Any = node.args[1]
     sizes = [size if isinstance(size, int) else -1 for size in traced_tensor(node).shape]
+    asked: Any = node.args[1] if node.target is aten.reshape.default else sizes
     return [size if each == -1 else each for each, size in zip(asked, sizes, strict=True)]
+
+
+def contiguous(node: fx.Node) -> fx.Node:
+    """Return the argument if its memory is contiguous, else a copy whose memory is."""
+    x = as_node(node.args[0])
+    return x if is_contiguous(x) else call(node, aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
+
+
+def argument(node: fx.Node) -> fx.Node:
+    """Return the argument of what only concerns gradients."""
+    return as_node(node.args[0])
 
 
 def chunked(node: fx.Node) -> fx.Node:
@@ -191,6 +205,8 @@ def filled(node: fx.Node) -> fx.Node:
     view = as_node(node.args[0])
     part = call(node, aten.copy.default, node.args)
     part.meta = dict(view.meta)
+    if view.target is aten.alias.default:
+        return part
     whole = call(node, aten.slice_scatter.default, (view.args[0], part, *view.args[1:]))
     whole.meta = dict(as_node(view.args[0]).meta)
     return whole
@@ -207,7 +223,9 @@ WRITES = {*OUT_OF_PLACE, aten.copy_.default}
 REPLACED: dict[Any, Callable[[fx.Node], fx.Node]] = {
     **dict.fromkeys(CASTS, cast),
     **dict.fromkeys(OUT_OF_PLACE, written),
-    aten.reshape.default: reshaped,
+    **dict.fromkeys((aten.reshape.default, *RESHAPES), reshaped),
+    aten.contiguous.default: contiguous,
+    aten.detach_.default: argument,
     aten.chunk.default: chunked,
     aten.copy_.default: filled,
     aten.dropout.default: copied,

@@ -20,6 +20,7 @@ from torch.fx.node import Target
 
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend.cut import STATIC, dependences
+from hpcdecode.model.frontend.head_linear import HEAD_LINEAR
 from hpcdecode.model.frontend.meta import meta, tensor_meta
 from hpcdecode.model.frontend.mixers import MIXERS, rows_of
 from hpcdecode.model.frontend.nodes import as_node
@@ -109,6 +110,9 @@ class ExampleRun:
             return x * (1 + value(as_node(node.args[1])) / 8)[..., None] if node.target is EXPERT_LINEAR else x
         if node.target is aten.embedding.default:
             return embedded(value(as_node(node.args[1])), tensor_meta(node).one_token[-1])
+        if node.target is HEAD_LINEAR and self._is_large(as_node(node.args[1])):
+            heads, outputs, inputs = tensor_meta(as_node(node.args[1])).one_token
+            return projected(value(as_node(node.args[0])).unflatten(-1, (heads, inputs)), outputs).flatten(-2)
         if node.target in MATMULS and self._is_large(as_node(node.args[1])):
             return projected(value(as_node(node.args[0])), tensor_meta(node).one_token[-1])
         args: Any = fx.map_arg(node.args, value)

@@ -1,7 +1,8 @@
-"""Fix rotary frequencies that transformers changes with the longest sequence of a batch.
+"""Rotary embeddings of text: fixed frequencies, and one position for time, height and width.
 
-They are those for the longest sequence that the model can run, as in vLLM. So they depend on the model alone: a row's
-tokens are the same in any batch, and after a job is resumed.
+Frequencies that transformers changes with the longest sequence of a batch are those for the longest sequence that the
+model can run, as in vLLM. So they depend on the model alone: a row's tokens are the same in any batch, and after a job
+is resumed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FIXED = "default"  # rope type of a module that keeps its frequencies
+_OF_GRIDS = (  # classes that take every third frequency from the positions of another dimension
+    "CohereCompassRotaryEmbedding",
+    "Cosmos3EdgeTextRotaryEmbedding",
+    "HYV4VLRotaryEmbedding",
+    "Qwen3OmniMoeThinkerTextRotaryEmbedding",
+    "Qwen3VLMoeTextRotaryEmbedding",
+    "Qwen3VLTextRotaryEmbedding",
+    "Qwen3_5MoeTextRotaryEmbedding",
+    "Qwen3_5TextRotaryEmbedding",
+    "Qwen4ExpTextRotaryEmbedding",
+)
 
 
 def fix_frequencies(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -36,6 +48,17 @@ def fix_frequencies(model: PreTrainedModel) -> dict[str, Tensor]:
             fixed = {layer: FIXED if changes(kind) else kind for layer, kind in kinds.items()}
             module.rope_type = fixed if isinstance(stated, dict) else FIXED
     return changed
+
+
+def of_text(_: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the method `recomposition_frequencies` for text, whose positions are the same in all dimensions.
+
+    It takes freq, [3, ..., d], and returns [..., 2 d]. That of transformers writes in place: it needs a second trace.
+    """
+    return lambda module, freq, *layer_type: torch.cat((freq[0], freq[0]), dim=-1)
+
+
+RECOMPOSITIONS = dict.fromkeys(_OF_GRIDS, of_text)
 
 
 def changes(kind: str) -> bool:

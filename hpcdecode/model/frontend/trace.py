@@ -139,7 +139,9 @@ def export_kinds(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     kinds = LayerKinds(model, decoder_of(model), text_of(config).num_hidden_layers)
     with rewritten(model, dtype), kinds.standing_in():
         program = export(model)
-    expand(program.graph, weight_names(program), kinds.name)
+    names = weight_names(program)
+    common = {node for node, name in names.items() if name in buffers and not name.startswith(f"{kinds.name}.")}
+    expand(program.graph, {node: name for node, name in names.items() if node not in common}, kinds.name)
     return Exported(program, buffers)
 
 
