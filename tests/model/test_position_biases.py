@@ -63,12 +63,12 @@ def test_slopes_are_those_of_transformers(heads):
     from transformers.models.falcon.modeling_falcon import build_alibi_tensor
     from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-    slopes = torch.tensor(halving_slopes(heads))
+    slopes = halving_slopes(heads).float()
     torch.testing.assert_close(slopes, _get_alibi_slopes(heads, torch.device("cpu")))
     falcon = build_alibi_tensor(torch.ones(1, 2, dtype=torch.int64), heads, torch.float32)[:, 0, 1]
     torch.testing.assert_close(slopes.bfloat16().float(), falcon)
     mpt = -build_mpt_alibi_tensor(heads, 2)[:, 0, 0]
-    torch.testing.assert_close(torch.tensor(interleaved_slopes(heads)), mpt)
+    torch.testing.assert_close(interleaved_slopes(heads).float(), mpt)
 
 
 def test_a_partition_by_head_is_refused():

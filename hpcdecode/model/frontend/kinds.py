@@ -204,9 +204,10 @@ class LayerKinds:
             raise LayersDiffer("a layer changes its arguments")
         forms = [argument_form(x) for x in inputs]
         out, *others = outs
-        if not isinstance(out, Tensor) or argument_form(out) not in forms or not set(others) <= {None, EVERY_TOKEN}:
-            raise LayersDiffer("a layer's output is not one tensor of the form of its input")
-        kind.form, kind.others, kind.out_tree = forms.index(argument_form(out)), others, tree
+        if not isinstance(out, Tensor) or not set(others) <= {None, EVERY_TOKEN}:
+            raise LayersDiffer("a layer's output is not one tensor")
+        if (form := argument_form(out)) in forms:  # else every layer of the kind is traced, such as one of embeddings
+            kind.form, kind.others, kind.out_tree = forms.index(form), others, tree
         return tree_unflatten([torch.ops.hpcdecode.leave(out, inputs, entered, i, kind.first), *others], tree)
 
     def _kind(self, i: int, call: CallForm) -> LayerKind:

@@ -71,7 +71,7 @@ class _Caller:
 
 
 def _attended(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: list[float] | None = None, window: int | None = None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, slopes: Tensor | None = None, window: int | None = None
 ) -> Tensor:
     """Return the attention [1, T, heads * dim] of q, k and v.
 
@@ -80,7 +80,8 @@ def _attended(
         k: Keys, [1, kv_heads, T, dim].
         v: Values, as k.
         scale: Factor of q.k.
-        slopes: What minus the distance between query and key is multiplied by, for each head, and added; None for 0.
+        slopes: What minus the distance between query and key is multiplied by, for each head, and added, float64; None
+            for 0.
         window: Positions that a query sees, or None for all.
     """
     import torch
@@ -90,7 +91,7 @@ def _attended(
 
     scores = None
     if slopes is not None:
-        exact = torch.tensor(slopes)
+        exact = slopes.float()
         rounded = exact.bfloat16().float()  # and the rest, so that no data type of rows rounds slopes by much
         mixes = torch.stack([rounded, exact - rounded], -1).flatten()
         scores = ScoreRows(torch.zeros(2, 0), mixes + (0 * traced_positions())[:, None])
@@ -100,30 +101,42 @@ def _attended(
     return attended
 
 
-def halving_slopes(heads: int) -> list[float]:
+def halving_slopes(heads: int) -> Tensor:
     """Return the slopes of BLOOM and Falcon: 2^(-8 i / n) for n heads, a power of two; others have those between.
+
+    They are computed, float64 [heads], so that layers have no constants of their own.
 
     Args:
         heads: Number of query heads.
     """
+    import torch
+
     count = 1 << floor(log2(heads))
-    return _powers(count) + [2.0 ** (-4.0 * i / count) for i in range(1, 2 * (heads - count), 2)]
+    if count == heads:
+        return _powers(count)
+    between = torch.arange(1, 2 * (heads - count), 2, dtype=torch.float64) * (-4.0 / count)
+    return torch.cat([_powers(count), between.exp2()])
 
 
-def interleaved_slopes(heads: int) -> list[float]:
+def interleaved_slopes(heads: int) -> Tensor:
     """Return the slopes of MPT: 2^(-8 i / n), n the next power of two; of other numbers of heads every second first.
 
     Args:
         heads: Number of query heads.
     """
     count = 1 << ceil(log2(heads))
+    import torch
+
     slopes = _powers(count)
-    return slopes if count == heads else (slopes[1::2] + slopes[::2])[:heads]
+    return slopes if count == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]
 
 
-def _powers(count: int) -> list[float]:
+def _powers(count: int) -> Tensor:
     """Return 2^(-8 i / count) for i from 1 to `count`."""
-    return [2.0 ** (-8.0 * i / count) for i in range(1, count + 1)]
+    import torch
+
+    powers: Tensor = (torch.arange(1, count + 1, dtype=torch.float64) * (-8.0 / count)).exp2()
+    return powers
 
 
 def _bloom(_: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,6 +156,9 @@ def _falcon(_: Callable[..., Any]) -> Callable[..., Any]:
         if self.new_decoder_architecture:  # keys and values of a group lie behind its queries
             groups = fused.view(1, fused.shape[1], self.num_kv_heads, -1, self.head_dim)
             q, k, v = groups[..., :-2, :].flatten(2, 3), groups[..., -2, :], groups[..., -1, :]
+        elif self.multi_query:
+            heads = fused.unflatten(-1, (-1, self.head_dim))
+            q, k, v = heads[..., :-2, :], heads[..., -2:-1, :], heads[..., -1:, :]
         else:
             q, k, v = self._split_heads(fused)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -151,7 +167,7 @@ def _falcon(_: Callable[..., Any]) -> Callable[..., Any]:
             rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
             q, k = rotate(q, k, *position_embeddings)
         else:
-            slopes = [slope * self.inv_norm_factor for slope in halving_slopes(self.num_heads)]
+            slopes = halving_slopes(self.num_heads) * self.inv_norm_factor
         return self.dense(_attended(q, k, v, self.inv_norm_factor, slopes)), None
 
     return attend
