@@ -79,6 +79,10 @@ def chosen(x):
     return torch.cat([before, values, mask], 1)
 
 
+def channels_last(x):
+    return x.reshape(1, -1, 2, 2).contiguous(memory_format=torch.channels_last).sum(1)
+
+
 SIMPLE = {
     "casts": lambda x: x.to(torch.float32) + x.to(torch.float64).to(torch.float32),
     "reshapes": lambda x: x.t().reshape(2, -1) @ x.reshape(-1, 2) + x.t().reshape(4, -1)[:2, :2].sum(),
@@ -91,7 +95,14 @@ SIMPLE = {
     "unflattened": lambda x: x.t().unflatten(0, (2, -1)).flatten(1, 2) + x.t().contiguous().sum(),
     "contiguous": lambda x: x.contiguous() + x.t().contiguous().t(),
 }
-OTHERS = (read_between, part_taken_before, written_while_viewed, written_while_transposed, written_in_another_dtype)
+OTHERS = (
+    channels_last,
+    read_between,
+    part_taken_before,
+    written_while_viewed,
+    written_while_transposed,
+    written_in_another_dtype,
+)
 
 
 def checked(monkeypatch, function, simple):

@@ -77,6 +77,9 @@ def check(graph: fx.Graph) -> None:
             check_cast(node)
         elif node.target is aten.copy_.default:
             check_fill(node)
+        elif node.target is aten.contiguous.default:
+            if len(node.args) > 1 or node.kwargs:  # another order of dimensions
+                raise NotSimple(node.name)
         elif node.target in RESHAPES:
             if sum(not isinstance(size, int) for size in traced_tensor(node).shape) > 1:
                 raise NotSimple(node.name)
