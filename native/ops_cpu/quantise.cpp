@@ -36,9 +36,10 @@ struct Possible {
 
     void meet(float w, float number, Type type) {
         if (number == 0) return;
-        int exponent;
-        const bool power = std::fabs(std::frexp(w, &exponent)) == 0.5f;  // smaller numbers are closer to it
-        const double half = std::ldexp(1.0, exponent - (type == Type::bf16 ? 9 : 25));  // of the last place
+        const auto u = bits<uint32_t>(w);
+        const bool power = (u & 0x7fffffu) == 0;  // smaller numbers are closer to it
+        const uint64_t exponent = std::max(u >> 23 & 0xffu, 1u);
+        const auto half = bits<double>((exponent + (type == Type::bf16 ? 888 : 872)) << 52);  // of the last place
         const double magnitude = std::fabs(static_cast<double>(w)), by = std::fabs(static_cast<double>(number));
         low = std::max(low, (magnitude - (power ? half / 2 : half)) / by);
         high = std::min(high, (magnitude + half) / by);
@@ -172,7 +173,7 @@ struct Fp8Codes : Fp8Layout {
         if (most == 0) return false;
         for (int fraction = 8; fraction < 16; ++fraction) {
             const int top = fraction * (fraction == 15 ? 16 : 32);  // 480 is NaN
-            set(g, most / static_cast<float>(top));
+            if (!set_near(g, most / static_cast<float>(top))) continue;
             Possible possible;
             for (int i = 0; i < g.count; ++i) possible.meet(g.w[i], from_fp8(g.codes[i]), g.type);
             if (possible.low > possible.high) continue;
@@ -182,6 +183,17 @@ struct Fp8Codes : Fp8Layout {
             }
         }
         return false;
+    }
+
+    // Sets codes, and returns true, if all are so near that rounding to bfloat16, of the largest too, explains the
+    // rest.
+    static bool set_near(Group& g, float scale) {
+        for (int i = 0; i < g.count; ++i) {
+            const float x = std::min(std::max(g.w[i] / scale, -448.0f), 448.0f);
+            g.codes[i] = to_fp8(x);
+            if (std::fabs(x - from_fp8(g.codes[i])) > std::fabs(x) / 128) return false;
+        }
+        return true;
     }
 
     static void set(Group& g, float scale) {
