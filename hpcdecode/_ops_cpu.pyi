@@ -151,6 +151,16 @@ class BlockType(enum.Enum):
 
     q5_1 = 14
 
+    mxfp4 = 15
+
+    i4 = 16
+
+    f8 = 17
+
+    mx4 = 18
+
+    mx8 = 19
+
 class Step:
     """One element-wise operation of a fused kernel."""
 
@@ -370,10 +380,9 @@ def pack_few_bits(
     in_turn: int,
     bias: int,
     form: WeightForm,
-    on_grid: bool,
     out: int,
     threads: int,
-) -> int:
+) -> None:
     """Round the numbers of a weight to few bits, and pack it in groups of 32 outputs.
 
     Args:
@@ -383,18 +392,14 @@ def pack_few_bits(
         in_turn: Rows that each part gives before the next part does.
         bias: Address of float32 [outputs], which groups begin with.
         form: Form of the result.
-        on_grid: The numbers are codes times scales, rounded to their type: find those scales first.
         out: Address of the result, zeros so far.
         threads: Number of OpenMP threads.
-
-    Returns:
-        The number of groups of inputs whose scales were looked for and not found, so that they were rounded.
     """
 
 def pack_blocks(
     parts: Sequence[Sequence[int]], type: BlockType, inputs: int, in_turn: int, bias: int, out: int, threads: int
 ) -> None:
-    """Pack the rows of a weight that are blocks of a GGUF file in groups of 32 outputs, with the same numbers.
+    """Pack the rows of a weight that are blocks in groups of 32 outputs, with the same numbers.
 
     Args:
         parts: For every part of the weight (address, bytes from row to row, rows).

@@ -45,7 +45,12 @@ void bind_forms(nb::module_& m) {
         .value("q3_k", BlockType::q3_k)
         .value("iq4_nl", BlockType::iq4_nl)
         .value("iq4_xs", BlockType::iq4_xs)
-        .value("q5_1", BlockType::q5_1);
+        .value("q5_1", BlockType::q5_1)
+        .value("mxfp4", BlockType::mxfp4)
+        .value("i4", BlockType::i4)
+        .value("f8", BlockType::f8)
+        .value("mx4", BlockType::mx4)
+        .value("mx8", BlockType::mx8);
 }
 
 }  // namespace hpcdecode::ops

@@ -51,16 +51,16 @@ void pack(const std::vector<std::array<int64_t, 3>>& parts, const std::vector<in
     pack_weights(rows, firsts, words, in_turn, static_cast<uint32_t*>(at(out)), threads);
 }
 
-int64_t pack_bits(const std::vector<std::array<int64_t, 3>>& parts, Type type, int64_t inputs, int64_t in_turn,
-                  int64_t bias, WeightForm form, bool on_grid, int64_t out, int threads) {
+void pack_bits(const std::vector<std::array<int64_t, 3>>& parts, Type type, int64_t inputs, int64_t in_turn,
+               int64_t bias, WeightForm form, int64_t out, int threads) {
     if (type == Type::i8 || form == WeightForm::plain || inputs % kBlockInputs != 0)
         throw std::invalid_argument("pack_few_bits: expected float32 or bfloat16, and a multiple of 32 inputs");
     std::vector<WeightRows> rows;
     for (const auto& [data, row_bytes, count] : parts)
         rows.push_back({static_cast<const char*>(at(data)), row_bytes, count});
     nb::gil_scoped_release unlocked;
-    return pack_few_bits({rows_of(rows, in_turn), type, inputs, form, on_grid}, static_cast<const float*>(at(bias)),
-                         static_cast<char*>(at(out)), threads);
+    pack_few_bits({rows_of(rows, in_turn), type, inputs, form}, static_cast<const float*>(at(bias)),
+                  static_cast<char*>(at(out)), threads);
 }
 
 void pack_in_blocks(const std::vector<std::array<int64_t, 3>>& parts, BlockType type, int64_t inputs, int64_t in_turn,
@@ -200,7 +200,7 @@ Args:
     threads: Number of OpenMP threads.)");
 
     m.def("pack_few_bits", &pack_bits, nb::arg("parts"), nb::arg("type"), nb::arg("inputs"), nb::arg("in_turn"),
-          nb::arg("bias"), nb::arg("form"), nb::arg("on_grid"), nb::arg("out"), nb::arg("threads"),
+          nb::arg("bias"), nb::arg("form"), nb::arg("out"), nb::arg("threads"),
           R"(Round the numbers of a weight to few bits, and pack it in groups of 32 outputs.
 
 Args:
@@ -210,16 +210,12 @@ Args:
     in_turn: Rows that each part gives before the next part does.
     bias: Address of float32 [outputs], which groups begin with.
     form: Form of the result.
-    on_grid: The numbers are codes times scales, rounded to their type: find those scales first.
     out: Address of the result, zeros so far.
-    threads: Number of OpenMP threads.
-
-Returns:
-    The number of groups of inputs whose scales were looked for and not found, so that they were rounded.)");
+    threads: Number of OpenMP threads.)");
 
     m.def("pack_blocks", &pack_in_blocks, nb::arg("parts"), nb::arg("type"), nb::arg("inputs"), nb::arg("in_turn"),
           nb::arg("bias"), nb::arg("out"), nb::arg("threads"),
-          R"(Pack the rows of a weight that are blocks of a GGUF file in groups of 32 outputs, with the same numbers.
+          R"(Pack the rows of a weight that are blocks in groups of 32 outputs, with the same numbers.
 
 Args:
     parts: For every part of the weight (address, bytes from row to row, rows).

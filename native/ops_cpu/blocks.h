@@ -8,10 +8,14 @@
 
 namespace hpcdecode::ops {
 
-// Blocks of 32 inputs; of 64 of nf4, of 256 of q*_k and iq4_xs. Blocks of our own begin with a float32 scale:
-// nf4: codes, two a byte, the first in its upper half.
-// nvfp4: FP8 scales [2], then codes, two a byte, the first in its lower half.
-// i8: int8 [32]. Four blocks in a row have the same scale.
+// Blocks of 32 inputs; of 64 of nf4, of 256 of q*_k and iq4_xs. These are our own:
+// nf4: float32 scale; codes, two a byte, the first in its upper half.
+// nvfp4: float32 scale, FP8 scales [2]; codes, two a byte, the first in its lower half.
+// i8: float32 scale, which four blocks in a row share; int8 [32].
+// f8: the same with FP8 [32].
+// i4: float16 scale and zero; codes as nvfp4's.
+// mx4, mx8: exponent + 127, a byte; codes as nvfp4's, or FP8 [32]. Exponents that the form has not are brought into its
+// range, and the numbers rounded.
 enum class BlockType : int {
     q4_0,
     q4_1,
@@ -27,14 +31,27 @@ enum class BlockType : int {
     q3_k,
     iq4_nl,
     iq4_xs,
-    q5_1
+    q5_1,
+    mxfp4,
+    i4,
+    f8,
+    mx4,
+    mx8
 };
 
 // What a weight in these blocks becomes.
 constexpr WeightForm form_of(BlockType type) {
     switch (type) {
         case BlockType::q4_0:
+        case BlockType::i4:
             return WeightForm::int4;
+        case BlockType::mxfp4:
+        case BlockType::mx4:
+            return WeightForm::mxfp4;
+        case BlockType::mx8:
+            return WeightForm::mxfp8;
+        case BlockType::f8:
+            return WeightForm::fp8;
         case BlockType::q4_1:
             return WeightForm::q4_1;
         case BlockType::q5_0:

@@ -15,13 +15,11 @@ struct Quantising {
     Type type;
     int64_t inputs;
     WeightForm form;
-    bool on_grid;  // numbers are codes times scales, rounded to `type`: find those scales first
 };
 
 // Rounds numbers to the nearest codes, on up to `threads` threads of the process's OpenMP team.
 // bias: What panels begin with, one float32 per output.
 // out: The panels, zeros so far.
-// Returns the groups of inputs that are `on_grid` only as roundings.
-int64_t pack_few_bits(const Quantising& weight, const float* bias, char* out, int threads);
+void pack_few_bits(const Quantising& weight, const float* bias, char* out, int threads);
 
 }  // namespace hpcdecode::ops

@@ -35,6 +35,13 @@ inline float from_half(uint16_t x) {
     return (x & 0x8000u) != 0 ? -magnitude : magnitude;
 }
 
+// Returns the nearest FP4 number (E2M1), a number between two to the smaller one.
+inline uint8_t to_fp4(float x) {
+    const float a = std::fabs(x);
+    const int code = (a > 0.25f) + (a > 0.75f) + (a > 1.25f) + (a > 1.75f) + (a > 2.5f) + (a > 3.5f) + (a > 5);
+    return static_cast<uint8_t>(code | (x < 0 ? 8 : 0));
+}
+
 // Returns the nearest FP8 number (E4M3) of |x| <= 448, ties to even.
 inline uint8_t to_fp8(float x) {
     const float a = std::fabs(x);

@@ -40,10 +40,11 @@ struct Int4Layout {
     static constexpr int64_t kGroup = 32, kScaleBytes = 64, kBlockBytes = 256;
 };
 
-// FP4 (E2M1) times a power of two (OCP Microscaling). Of a group of inputs: exponents + 127, bytes [16], from 2 to 252.
-// Codes: [4 blocks of 4 words][16 outputs][input of the word] of 2 bytes, 4 bits a word.
+// FP4 (E2M1) times a power of two (OCP Microscaling). Of a group of inputs: exponents + 127, bytes [16], from kLeast to
+// kMost. Codes: [4 blocks of 4 words][16 outputs][input of the word] of 2 bytes, 4 bits a word.
 struct Mxfp4Layout {
     static constexpr int64_t kGroup = 32, kScaleBytes = 16, kBlockBytes = 256;
+    static constexpr int kLeast = 2, kMost = 252;
 };
 
 // FP8 (E4M3) times a scale. Of a group of inputs: float32 scales [16].
@@ -52,10 +53,11 @@ struct Fp8Layout {
     static constexpr int64_t kGroup = 128, kScaleBytes = 64, kBlockBytes = 512;
 };
 
-// FP8 (E4M3) times a power of two (OCP Microscaling). Of a group of inputs: exponents + 127, bytes [16], from 10 to
-// 134. Codes lie as fp8's.
+// FP8 (E4M3) times a power of two (OCP Microscaling). Of a group of inputs: exponents + 127, bytes [16], from kLeast
+// to kMost. Codes lie as fp8's.
 struct Mxfp8Layout {
     static constexpr int64_t kGroup = 32, kScaleBytes = 16, kBlockBytes = 512;
+    static constexpr int kLeast = 10, kMost = 134;
 };
 
 // The forms below hold the numbers of GGUF's blocks (ggml) exactly. Codes of 4 bits lie as int4's, those of a byte as

@@ -37,7 +37,7 @@ def logits(path, dtype, **options):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_stay_in_mxfp4(made, dtype):
-    assert {"mxfp4 grid", "Q8_0"} <= set(forms(load_split(made.file, dtype=dtype, quantised="auto")))
+    assert {"MXFP4", "Q8_0"} <= set(forms(load_split(made.file, dtype=dtype, quantised="auto")))
     kept, whole, plain = logits(made.file, dtype, quantised="auto"), logits(made.file, dtype), logits(made.plain, dtype)
     assert torch.equal(kept, whole) and torch.equal(whole, plain)
     assert weight_bytes(made.file, torch.bfloat16, "auto") < 0.6 * weight_bytes(made.file, torch.bfloat16)

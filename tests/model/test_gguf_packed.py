@@ -67,6 +67,22 @@ def test_negative_scales_and_the_largest_codes(monkeypatch):
     assert torch.equal(found.t(), want)
 
 
+@pytest.mark.parametrize(("name", "least", "most"), [("mx4", 2, 252), ("MXFP4", 2, 252), ("mx8", 10, 134)])
+def test_exponents_that_a_form_has_not(name, least, most):
+    """Numbers are rounded to multiples of the smallest ones; large ones that fit stay what they are."""
+    blocks = random_weight(name, 32, 32)
+    for exponent in (0, least - 1, most + 1):
+        blocks[:, 0] = exponent
+        if exponent > most:
+            blocks[:, 1:] &= 0x77 if name != "mx8" else 0x37
+            blocks[:, 1:] &= 0x55 if name != "mx8" else 0xFF
+        want = numbers_of(name, blocks)
+        found = multiply(torch.eye(32), packed_weights.pack_few_bits(name, [blocks]), 32, name).t()
+        assert (found - want).abs().max() <= (
+            0 if exponent > most else 2.0 ** (least - 127 - (9 if name == "mx8" else 1))
+        )
+
+
 def test_rows_of_part_of_a_block_are_refused():
     bias, out = torch.zeros(32), torch.zeros(1 << 16, dtype=torch.uint8)
     with pytest.raises(ValueError, match="expected whole blocks in a row"):
@@ -80,8 +96,8 @@ def kinds_of_q4_k_m(name):
     return "Q6_K" if "attn_v" in name or "blk.0.ffn_down" in name or not name.startswith("blk") else "Q4_K"
 
 
-KINDS_OF = {**{name: (lambda own, name=name: name) for name in (*GGUF_BLOCKS, "MXFP4")}, "Q4_K_M": kinds_of_q4_k_m}
-HELD = {"Q4_K_M": {"Q4_K", "Q6_K"}, "MXFP4": {"mxfp4 grid"}}
+KINDS_OF = {**{name: (lambda own, name=name: name) for name in GGUF_BLOCKS}, "Q4_K_M": kinds_of_q4_k_m}
+HELD = {"Q4_K_M": {"Q4_K", "Q6_K"}}
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "bfloat16") for name in KINDS_OF), ("Q4_K_M", "float32")])

@@ -115,7 +115,8 @@ def test_the_bound_holds_for_every_output():
     searched = Searched(weight)
     norms = searched.head.norms.double().movedim(1, 0).flatten(1)
     scale, rounded = head.quantize.token_scale(x), head.quantize.to_int8(x, head.quantize.token_scale(x))
-    of_weight = head.quantize.quantized(weight).double() * head.quantize.output_scales(weight)[:, None].double()
+    scales = head.quantize.output_scales(weight)
+    of_weight = head.quantize.rounded(weight, scales).double() * scales[:, None].double()
     kept = rounded.double() * scale.double()
     lost = x.double() - kept
     bound = lost.norm(dim=1)[:, None] * norms[0] + kept.norm(dim=1)[:, None] * norms[1]

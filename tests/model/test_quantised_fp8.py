@@ -167,7 +167,7 @@ def test_mxfp4_is_as_transformers_reads_it(oss):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_in_mxfp4_stay_so(oss, dtype):
-    assert kept(oss.quantised, dtype) == {"mxfp4 grid", None}
+    assert kept(oss.quantised, dtype) == {"mx4", None}
     assert weight_bytes(oss.quantised, torch.bfloat16, "auto") < weight_bytes(oss.quantised, torch.bfloat16)
 
 
@@ -181,7 +181,7 @@ def test_experts_in_fp8_blocks_stay_so(checkpoint, tmp_path):
 
     chosen = re.compile(r"model\.layers\.\d+\.mlp\.experts\..*proj\.weight")
     made = pair(checkpoint("qwen3_moe"), tmp_path, quantise, FP8, chosen)
-    assert kept(made.quantised, "float32") == {"fp8 grid", None}
+    assert kept(made.quantised, "float32") == {"f8", None}
 
 
 FAULTS = {
@@ -338,7 +338,7 @@ def test_deepseek_v4_has_experts_in_fp4(inside, tmp_path):
     as_released(made.quantised)
     as_released(made.plain)
     check(made)
-    assert kept(made.quantised, "bfloat16") == {"mxfp4 grid", None}
+    assert kept(made.quantised, "bfloat16") == {"mx4", None}
 
 
 def test_experts_in_another_type_are_refused(checkpoint, tmp_path):

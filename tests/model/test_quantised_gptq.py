@@ -90,9 +90,9 @@ def test_weights_of_four_bits_stay_packed_unless_inputs_are_permuted(name, check
     ways, values = GPTQ[name]
     made = pair(checkpoint("llama2"), tmp_path, gptq(**ways), stated(**values))
     permuted = name in ("3 bits", "2 bits", "in order of activations")
-    form = "Q8_0" if name == "8 bits" else "int4 grid"
+    form = "Q8_0" if name == "8 bits" else "i4"
     assert kept(made.quantised, "bfloat16") == ({None} if permuted else {form, None})
-    if form == "int4 grid" and not permuted:  # their numbers are not rounded once more
+    if form == "i4" and not permuted:  # their numbers are not rounded once more
         assert kept(made.quantised, "bfloat16", "int4") == {form, None}
 
 
@@ -163,7 +163,7 @@ AUTO_ROUND = {
 def test_auto_round(name, checkpoint, tmp_path):
     made = pair(checkpoint("llama2"), tmp_path, *AUTO_ROUND[name])
     check(made)
-    assert kept(made.quantised, "bfloat16") == {"int4 grid", None}
+    assert kept(made.quantised, "bfloat16") == {"i4", None}
 
 
 def test_auto_round_with_modules_in_other_bits(checkpoint, tmp_path):

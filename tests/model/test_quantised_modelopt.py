@@ -61,7 +61,7 @@ def stated(algorithm, **values):
     return {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": own}
 
 
-KEPT = {"FP8": "fp8 grid", "FP8_PER_CHANNEL_PER_TOKEN": "fp8 grid", "NVFP4": "nvfp4", "MXFP8": "mxfp8 grid"}
+KEPT = {"FP8": "f8", "FP8_PER_CHANNEL_PER_TOKEN": "f8", "NVFP4": "nvfp4", "MXFP8": "mx8"}
 ALGORITHMS = {"FP8": fp8, "FP8_PER_CHANNEL_PER_TOKEN": fp8_channels, "NVFP4": nvfp4, "MXFP8": mxfp8}
 
 

@@ -14,6 +14,7 @@
 #include "packed_weights.h"
 #include "product.h"
 #include "quantise.h"
+#include "rounding.h"
 
 using namespace hpcdecode::ops;
 
@@ -69,7 +70,7 @@ struct Case {
     bool rounded = false;                  // rows are
 };
 
-constexpr uint16_t kOne = 0x3c00, kMinusFour = 0xc400;  // float16
+constexpr uint16_t kOne = 0x3c00, kFour = 0x4400, kMinusFour = 0xc400;  // float16
 
 void put(std::vector<char>& to, uint16_t half) {
     to.push_back(static_cast<char>(half)), to.push_back(static_cast<char>(half >> 8));
@@ -81,19 +82,46 @@ void put_nibbles(std::vector<char>& to, const std::vector<int>& codes, int first
         to.push_back(static_cast<char>((codes[i] & 15) | (codes[i + count / 2] & 15) << 4));
 }
 
+int fp4(int x) {
+    constexpr int kSizes[] = {0, 2, 4, 5, 6};
+    return (x < 0 ? 8 : 0) | kSizes[std::abs(x)];
+}
+
+// Appends a block of our own, or of MXFP4, of whole numbers from -4 to 4, and returns true; false if it is none.
+bool put_own_block(std::vector<char>& to, BlockType type, const std::vector<int>& numbers) {
+    if (type == BlockType::i8 || type == BlockType::nvfp4 || type == BlockType::f8) put(to, 0), put(to, to_bf16(1));
+    if (type == BlockType::mxfp4 || type == BlockType::mx4 || type == BlockType::mx8) to.push_back(127);  // 2^0
+    if (type == BlockType::i4) put(to, kOne), put(to, kFour);
+    if (type == BlockType::nvfp4) to.insert(to.end(), 2, 0x38);  // 1 as FP8
+    std::vector<int> codes;
+    switch (type) {
+        case BlockType::i8:
+            to.insert(to.end(), numbers.begin(), numbers.end());
+            return true;
+        case BlockType::f8:
+        case BlockType::mx8:
+            for (const int x : numbers) to.push_back(static_cast<char>(to_fp8(static_cast<float>(x))));
+            return true;
+        case BlockType::mxfp4:
+            for (const int x : numbers) codes.push_back(fp4(x));
+            put_nibbles(to, codes, 0, 32);
+            return true;
+        case BlockType::i4:
+        case BlockType::mx4:
+        case BlockType::nvfp4:
+            for (const int x : numbers) codes.push_back(type == BlockType::i4 ? x + 4 : fp4(x));
+            for (int i = 0; i < 32; i += 2) to.push_back(static_cast<char>(codes[i] | codes[i + 1] << 4));
+            return true;
+        default:
+            return false;
+    }
+}
+
 // Appends a block of whole numbers from -4 to 4, as codes less 4 but in Q8_0 and Q6_K.
 void put_block(std::vector<char>& to, BlockType type, const std::vector<int>& numbers) {
     std::vector<int> codes;
     for (const int x : numbers) codes.push_back(x + (type == BlockType::q6_k ? 32 : type == BlockType::q8_0 ? 0 : 4));
-    if (type == BlockType::i8 || type == BlockType::nvfp4) {
-        put(to, 0), put(to, to_bf16(1));
-        if (type == BlockType::i8) return static_cast<void>(to.insert(to.end(), numbers.begin(), numbers.end()));
-        to.insert(to.end(), 2, 0x38);  // 1 as FP8
-        const int sizes[] = {0, 2, 4, 5, 6};
-        const auto code = [&](int x) { return (x < 0 ? 8 : 0) | sizes[std::abs(x)]; };
-        for (int i = 0; i < 32; i += 2) to.push_back(static_cast<char>(code(numbers[i]) | code(numbers[i + 1]) << 4));
-        return;
-    }
+    if (put_own_block(to, type, numbers)) return;
     if (type != BlockType::q6_k) put(to, kOne);
     if (type == BlockType::q8_0) to.insert(to.end(), codes.begin(), codes.end());
     if (type == BlockType::q4_1 || type == BlockType::q5_1) {
@@ -144,7 +172,7 @@ std::vector<char> packed(const Case& c, const Product& product, const Matrix& we
     const std::vector<char> rows = weight.as(c.in, bytes);
     const std::vector<WeightRows> parts = {{rows.data(), bytes, weight.rows}};
     if (c.form != WeightForm::plain) {
-        pack_few_bits({rows_of(parts, weight.rows), c.in, c.inputs, c.form, false}, bias.data(), made.data(), 1);
+        pack_few_bits({rows_of(parts, weight.rows), c.in, c.inputs, c.form}, bias.data(), made.data(), 1);
         return made;
     }
     std::vector<int32_t> more(c.outputs);  // for unsigned factors: -128 times the sums of weights
@@ -237,7 +265,8 @@ int main() {
                 }
             }
         for (const BlockType blocks : {BlockType::q4_1, BlockType::q5_1, BlockType::q8_0, BlockType::q4_k,
-                                       BlockType::q5_k, BlockType::q6_k, BlockType::nvfp4, BlockType::i8}) {
+                                       BlockType::q5_k, BlockType::q6_k, BlockType::nvfp4, BlockType::i8, BlockType::i4,
+                                       BlockType::mxfp4, BlockType::mx4, BlockType::mx8, BlockType::f8}) {
             for (const bool rounded : {false, true}) {
                 test_case({isa, Type::f32, Type::f32, form_of(blocks), 512, 70, blocks, rounded});
                 test_case({isa, Type::bf16, Type::bf16, form_of(blocks), 512, 70, blocks, rounded});

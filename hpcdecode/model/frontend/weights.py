@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -23,7 +22,6 @@ from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
 from hpcdecode.model.frontend.quantization.few_bits import (
     BLOCKS,
-    BlockSize,
     cut_of_blocks,
     keeps_groups,
 )
@@ -118,20 +116,58 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
             by_column if by_column is not None and keeps_groups(by_column, cut, columns - 1) else None,
         )
 
-    def blocks(self, key: WeightKey) -> Tensor | Stack:
-        """Return the blocks of a weight whose `few_bits` are one of BLOCKS, as stored, uint8 [out, bytes]."""
-        source, name = self._source(key), self.few_bits(key).by_row
+    def blocks(self, key: WeightKey, by_column: bool = False) -> Tensor | Stack:
+        """Return the blocks of a weight whose `few_bits` are one of BLOCKS, as stored, uint8 [out, bytes].
+
+        Args:
+            key: The weight, or part.
+            by_column: Whether it is [in, out].
+        """
+        source, held = self._source(key), self.few_bits(key)
+        name = held.by_column if by_column else held.by_row
         assert name is not None, "asked only for weights in blocks"
-        if self._stacked(source):
-            return self._experts(key, name)
-        tensor = self._tensors[self._sources.keys[source]]
-        stored, cut = self._blocks_of(key, tensor), cut_of_blocks(name, cut_of(key))
+        if self._by_expert(source):
+            return self._blocks_of_experts(key, name, by_column)
+        tensor, cut = self._tensors[self._sources.keys[source]], cut_of_blocks(name, cut_of(key), by_column)
+        stored = self._blocks_of(key, tensor, by_column)
         return stored if cut is None else cut.of(stored)
 
-    def _blocks_of(self, key: WeightKey, tensor: CheckpointTensor) -> Tensor:
+    def _blocks_of(self, key: WeightKey, tensor: CheckpointTensor, by_column: bool) -> Tensor:
         assert isinstance(tensor, DequantisedTensor | GgufTensor | JoinedTensor), "others have no blocks"
         check_values(self._path, {name_of(key): tensor.sample()})
-        return tensor.blocks()
+        return tensor.blocks(by_column) if isinstance(tensor, DequantisedTensor) else tensor.blocks()
+
+    def _blocks_of_experts(self, key: WeightKey, name: str, by_column: bool) -> Stack:
+        """Return the blocks of a part of a weight of experts, read when they are asked for; name: their type."""
+        source, size = self._source(key), BLOCKS[name]
+        count, *matrix = self._wanted[key].one_token
+        chosen, cut = _experts_of(key, count)
+        cut, read = cut_of_blocks(name, cut, by_column), self._expert_blocks(key, by_column)
+
+        def pieces(e: int) -> Pieces:
+            own = read(chosen[e])
+            own = own if cut is None else cut_pieces(own, cut)
+            came = (sum(map(len, own)), own[0].shape[1] // size.bytes * size.inputs)
+            self._check_shape(source, came[::-1] if by_column else came, matrix)
+            return own
+
+        return Stack.read_later((count, matrix[0], matrix[1]), pieces)
+
+    def _expert_blocks(self, key: WeightKey, by_column: bool) -> Callable[[int], Pieces]:
+        """Return what gives the blocks of an expert, checked, by its number."""
+        source = self._source(key)
+        if (experts := self._sources.stacks.get(source)) is not None:
+            return lambda e: tuple(self._blocks_of(key, self._tensors[own], by_column) for own in experts[e])
+        tensor = self._tensors[self._sources.keys[source]]
+        assert isinstance(tensor, DequantisedTensor | ExpertTensor), "others have no blocks"
+        blocks = tensor.expert_blocks(by_column)
+
+        def checked(e: int) -> Pieces:
+            own, sample = blocks(e)
+            check_values(self._path, {name_of(key): sample})
+            return own
+
+        return checked
 
     def _source(self, key: WeightKey) -> str:
         """Return the weight that has the tensor of a weight or part."""
@@ -152,30 +188,17 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
             return None
         return tensor.pieces.__getitem__
 
-    def _experts(self, key: WeightKey, blocks: str | None = None) -> Stack:
-        """Return a part of a weight of experts. Its pieces are read, placed and checked when they are asked for.
-
-        Args:
-            key: The weight, or part.
-            blocks: Return blocks of this type, one of BLOCKS; None for numbers.
-        """
-        source, cut = self._source(key), cut_of(key)
+    def _experts(self, key: WeightKey) -> Stack:
+        """Return a part of a weight of experts. Its pieces are read, placed and checked when they are asked for."""
+        source = self._source(key)
         dtype, shape = self._like[source][0], self._wanted[key].one_token
-        count, rows, columns = shape
-        chosen = list(range(count))
-        if cut is not None and cut.dim == 0:
-            chosen, cut = [i for first, last in cut.ranges for i in range(first, last)], None
+        (count, rows, columns), (chosen, cut) = shape, _experts_of(key, shape[0])
         stacked = self._stacked(source)
-        if blocks is not None:
-            assert stacked is not None, "blocks of experts are those of each"
-            cut = cut_of_blocks(blocks, None if cut is None else cut._replace(dim=cut.dim - 1))
-            in_blocks = partial(self._pieces_in_blocks, key, lambda e: stacked(chosen[e]), cut, BLOCKS[blocks])
-            return Stack.read_later((count, rows, columns), in_blocks)
         read = self._matrices(source) if stacked is None else lambda e: tuple(tensor() for tensor in stacked(e))
 
         def pieces(e: int) -> tuple[Tensor, ...]:
             own = read(chosen[e])
-            own = own if cut is None else cut_pieces(own, cut._replace(dim=cut.dim - 1))
+            own = own if cut is None else cut_pieces(own, cut)
             placed = tuple(piece.to(device=self._device, dtype=dtype) for piece in own)
             for piece in placed:
                 self._check(key, piece, piece.shape)
@@ -183,16 +206,6 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
             return placed
 
         return Stack.read_later((count, rows, columns), pieces, joined=stacked is None)
-
-    def _pieces_in_blocks(
-        self, key: WeightKey, experts: TensorsOf, cut: WeightCut | None, size: BlockSize, e: int
-    ) -> Pieces:
-        """Return the blocks of expert `e` of `experts`, or what `cut` takes of them; size: that of a block."""
-        own: Pieces = tuple(self._blocks_of(key, tensor) for tensor in experts(e))
-        own = own if cut is None else cut_pieces(own, cut)
-        (count, *_), inputs = self._wanted[key].one_token, own[0].shape[1] // size.bytes * size.inputs
-        self._check_shape(self._source(key), (count, sum(map(len, own)), inputs), self._wanted[key].one_token)
-        return own
 
     def _matrices(self, source: str) -> Callable[[int], tuple[Tensor, ...]]:
         tensor = self._tensors[self._sources.keys[source]]
@@ -260,6 +273,14 @@ def name_of(key: WeightKey) -> str:
 def cut_of(key: WeightKey) -> WeightCut | None:
     """Return what part is taken of a weight, or None for all of it."""
     return key.cut if isinstance(key, WeightPart) else None
+
+
+def _experts_of(key: WeightKey, count: int) -> tuple[Sequence[int], WeightCut | None]:
+    """Return the experts of a part that has `count` of them, and what it takes of their matrices."""
+    cut = cut_of(key)
+    if cut is None or cut.dim != 0:
+        return range(count), cut and cut._replace(dim=cut.dim - 1)
+    return [i for first, last in cut.ranges for i in range(first, last)], None
 
 
 def whole_shape(key: WeightKey, about: Meta) -> tuple[int | str, ...]:

@@ -10,14 +10,11 @@
 Weights of bfloat16 and float16 are forms, too, where activations are float32: they keep their numbers.
 
 Blocks of GGUF files are packed as they are. Their forms have the names of their types: codes of 4 or 8 bits, times
-float16 scales, or for Q*_K and IQ4_XS times scales of two levels. So are the blocks that weights of bitsandbytes
-and of NVFP4 become (frontend/quantization/blocks.py).
+float16 scales, or for Q*_K and IQ4_XS times scales of two levels. So are the blocks that the weights of other quantised
+checkpoints become (frontend/quantization/blocks.py). Other weights are rounded to the nearest codes.
 
 Activations may be rounded to int8 for GEMMs by all of them but EXACT_ROWS, bfloat16 and float16. Those forms have names
 of their own, BY_INT8.
-
-Other weights are rounded to the nearest codes. Those of a quantised checkpoint were codes times scales before they were
-read, rounded to the model's dtype. For them the scales are looked for that give the same numbers, bit for bit.
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ class FewBits(NamedTuple):
         group: Inputs that share a scale.
         scale_bytes: Bytes of a group's scales.
         code_bits: Bits of a code.
-        on_grid: Whether the weights were in this form before they were read.
         block: The blocks that hold the weights, one of BLOCKS, or None.
         rounded: Whether GEMMs round activations to int8, with a scale for 32 inputs of a token.
     """
@@ -55,7 +51,6 @@ class FewBits(NamedTuple):
     group: int
     scale_bytes: int
     code_bits: int
-    on_grid: bool = False
     block: str | None = None
     rounded: bool = False
 
@@ -81,7 +76,7 @@ class FewBits(NamedTuple):
         scales = -(-(-(-inputs // self.group) * self.scale_bytes * HALF) // LINE) * LINE
         return 2 * (scales + HALF * inputs * self.code_bits // 8) // (4 * PANEL)
 
-    def pack_into(self, made: Tensor, parts: Sequence[Tensor], bias: Tensor, in_turn: int | None) -> int:
+    def pack_into(self, made: Tensor, parts: Sequence[Tensor], bias: Tensor, in_turn: int | None) -> None:
         """Pack a weight into memory that is zeros.
 
         Args:
@@ -89,9 +84,6 @@ class FewBits(NamedTuple):
             parts: Parts [out_i, in] of the weight, float32 or bfloat16, of any device; of blocks uint8 [out_i, bytes].
             bias: Bias float32 [out].
             in_turn: Rows that each part gives before the next part does, or None for all.
-
-        Returns:
-            The number of groups whose scales were looked for and not found.
         """
         as_stored = HALVES.get(self.native)
         rows = [p.to("cpu", as_stored or p.dtype).contiguous() for p in parts]
@@ -100,22 +92,13 @@ class FewBits(NamedTuple):
         threads = torch.get_num_threads()
         if as_stored is not None:
             pack_weights(places, [bias.data_ptr()], self.words(inputs), in_turn or whole, made.data_ptr(), threads)
-            return 0
+            return
+        to = (bias.data_ptr(), made.data_ptr())
         if self.block is not None:
-            kind = BlockType[self.block.lower()]
-            pack_blocks(places, kind, inputs, in_turn or whole, bias.data_ptr(), made.data_ptr(), threads)
-            return 0
-        return pack_few_bits(
-            places,
-            TYPES[rows[0].dtype],
-            inputs,
-            in_turn or whole,
-            bias.data_ptr(),
-            self.native,
-            self.on_grid,
-            made.data_ptr(),
-            threads,
-        )
+            pack_blocks(places, BlockType[self.block.lower()], inputs, in_turn or whole, *to, threads)
+            return
+        kind = TYPES[rows[0].dtype]
+        pack_few_bits(places, kind, inputs, in_turn or whole, to[0], self.native, to[1], threads)
 
 
 FORMS = {
@@ -124,7 +107,6 @@ FORMS = {
     "mxfp8": FewBits(WeightForm.mxfp8, 32, 1, 8),
     "fp8": FewBits(WeightForm.fp8, 128, 4, 8),
 }
-GRIDS = {f"{name} grid": form._replace(on_grid=True) for name, form in FORMS.items()}
 OF_BLOCKS = {
     "Q4_0": FewBits(WeightForm.int4, 32, 4, 4),
     "Q4_1": FewBits(WeightForm.q4_1, 32, 4, 4),
@@ -138,16 +120,21 @@ OF_BLOCKS = {
     "Q6_K": FewBits(WeightForm.q6_k, 256, 18, 8),
     "IQ4_NL": FewBits(WeightForm.iq4_nl, 32, 2, 4),
     "IQ4_XS": FewBits(WeightForm.iq4_xs, 256, 18, 4),
+    "MXFP4": FORMS["mxfp4"],
     "i8": FewBits(WeightForm.i8, 128, 4, 8),
     "nf4": FewBits(WeightForm.nf4, 64, 4, 4),
     "nvfp4": FewBits(WeightForm.nvfp4, 256, 20, 4),
+    "i4": FORMS["int4"],
+    "f8": FORMS["fp8"],
+    "mx4": FORMS["mxfp4"],
+    "mx8": FORMS["mxfp8"],
 }
 HALVES = {WeightForm.bf16: torch.bfloat16, WeightForm.f16: torch.float16}
 AS_STORED = {BFLOAT16: FewBits(WeightForm.bf16, 32, 0, 16), FLOAT16: FewBits(WeightForm.f16, 32, 0, 16)}
 # Those whose GEMMs take no rows rounded to int8.
 EXACT_ROWS = (WeightForm.mxfp8, WeightForm.fp8, WeightForm.q2_k, WeightForm.nf4)
-EXACT = {**FORMS, **GRIDS, **AS_STORED, **{name: form._replace(block=name) for name, form in OF_BLOCKS.items()}}
-BY_INT8 = {name: f"{name} by int8" for name in (*FORMS, *GRIDS, *OF_BLOCKS) if EXACT[name].native not in EXACT_ROWS}
+EXACT = {**FORMS, **AS_STORED, **{name: form._replace(block=name) for name, form in OF_BLOCKS.items()}}
+BY_INT8 = {name: f"{name} by int8" for name in (*FORMS, *OF_BLOCKS) if EXACT[name].native not in EXACT_ROWS}
 ALL_FORMS = {**EXACT, **{own: EXACT[name]._replace(rounded=True) for name, own in BY_INT8.items()}}
 
 
@@ -172,8 +159,8 @@ class Quantised(NamedTuple):
 
     Attributes:
         to: int8 or one of FORMS for those with many outputs, but in few bits not the LM head; or None.
-        held: For each of the graph's weights one of GRIDS, AS_STORED or BLOCKS, which holds its numbers: for those
-            that are not quantised, or were so before they were read. Empty if they are to be dequantised.
+        held: For each of the graph's weights one of AS_STORED or BLOCKS, which holds its numbers: for those that are
+            not quantised, or were so before they were read. Empty if they are to be dequantised.
         int8_activations: Round activations to int8 for GEMMs by weights in few bits.
     """
 

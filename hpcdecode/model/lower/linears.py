@@ -23,7 +23,7 @@ from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.adapters import low_rank, update_size, updated
 from hpcdecode.model.lower.expanded import expandable, expanded_weight
 from hpcdecode.model.lower.experts import ExpertPacker
-from hpcdecode.model.lower.few_bits import ALL_FORMS, BY_INT8, NOTHING, Quantised
+from hpcdecode.model.lower.few_bits import ALL_FORMS, BY_INT8, FORMS, NOTHING, Quantised
 from hpcdecode.model.lower.group_experts import group_experts
 from hpcdecode.model.lower.packed_weights import PackedSize
 from hpcdecode.model.lower.projections import Gate, Projection, gate_of, projection
@@ -154,7 +154,8 @@ class ProjectionMerger:
         bits = held.by_column if p.transposed else held.by_row
         head = p.width == self._logits and to != "int8"
         if p.width * quantize.MAX_INPUTS_PER_OUTPUT >= tensor_meta(p.x).one_token[-1] and not head and to is not None:
-            bits = bits if bits == f"{to} grid" else to
+            same = bits is not None and to in FORMS and ALL_FORMS[bits].native == FORMS[to].native
+            bits = bits if same else to
         return BY_INT8.get(bits, bits) if self.weights.int8_activations and bits is not None else bits
 
     def _weight(

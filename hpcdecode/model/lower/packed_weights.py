@@ -6,7 +6,6 @@ bytes of each output at a time; those in few bits are in the order of `few_bits`
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -20,13 +19,14 @@ from hpcdecode.model.lower.few_bits import ALL_FORMS, form_of
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import Stage, TokenRows
 from hpcdecode.system.shared_memory import PrivateMemory, WeightMemory
+from hpcdecode.system.threads import ELEMENTS_AT_ONCE
 
 GROUP = 32  # outputs
 HALF = GROUP // 2
 WORD = torch.int32
+EXACT_SUM = 1 << 24  # up to which float32 has all whole numbers
 UNSIGNED = 128  # added to int8 inputs: a factor of these GEMMs must be unsigned
 PRIVATE = PrivateMemory()
-_log = logging.getLogger(__name__)
 
 
 def packs(dtype: torch.dtype, bits: str | None = None) -> bool:
@@ -249,7 +249,15 @@ def gated_rows(one: Tensor, other: Tensor, biases: Sequence[Tensor]) -> WeightRo
 
 def int8_rows(weight: Tensor, scales: Tensor) -> WeightRows:
     """Return what is packed for the int8 `weight` [out, in] that stands for weight * scales[:, None]."""
-    return WeightRows([weight], [weight.sum(1, dtype=WORD) * -UNSIGNED, scales])
+    return WeightRows([weight], [_sums(weight) * -UNSIGNED, scales])
+
+
+def _sums(weight: Tensor) -> Tensor:
+    """Return the sums of the rows of an int8 weight, int32, in float32 where that holds them exactly."""
+    inputs = weight.shape[1]
+    if inputs > EXACT_SUM // UNSIGNED:
+        return weight.sum(1, dtype=WORD)
+    return torch.cat([rows.float().sum(1).to(WORD) for rows in weight.split(max(ELEMENTS_AT_ONCE // inputs, 1))])
 
 
 def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
@@ -271,14 +279,11 @@ def packed(
     """
 
     def fill(made: Tensor) -> None:
-        missed = 0
         for own, given in zip(made.unflatten(0, (size.experts, -1)), rows(), strict=True):
             if bits is None:
                 pack_into(own, given)
             else:
-                missed += ALL_FORMS[bits].pack_into(own, given.parts, given.heads[0], given.in_turn)
-        if missed:
-            _log.info("%d groups of a weight are on no grid of %s: they were rounded", missed, bits)
+                ALL_FORMS[bits].pack_into(own, given.parts, given.heads[0], given.in_turn)
 
     return memory.filled(size.bytes, fill).view(WORD).view(size.shape)
 

@@ -82,7 +82,8 @@ class RoundedWeight(NamedTuple):
         for first in range(0, len(weight), _ROWS_AT_ONCE):
             rows = slice(first, first + _ROWS_AT_ONCE)
             part = rotated(weight[rows])
-            made.weight[rows], made.scales[rows] = quantized(part), output_scales(part)
+            made.scales[rows] = output_scales(part)
+            made.weight[rows] = rounded(part, made.scales[rows])
         return made
 
 
@@ -91,10 +92,9 @@ def output_scales(weight: Tensor) -> Tensor:
     return weight.abs().amax(1).float().div(INT8_MAX).clamp(min=MIN_SCALE)
 
 
-def quantized(weight: Tensor) -> Tensor:
-    """Return a weight [out, in] as int8 [out, in]."""
-    rounded = weight.to(torch.float32, copy=True).div_(output_scales(weight)[:, None]).round_()
-    return rounded.to(torch.int8)
+def rounded(weight: Tensor, scales: Tensor) -> Tensor:
+    """Return a weight [out, in] over the scales [out] of its outputs, as whole numbers in float32."""
+    return (weight.float() / scales[:, None]).round_()
 
 
 def onednn_packed(weight: Tensor, tokens: int) -> Tensor:

@@ -19,11 +19,14 @@ from hpcdecode.system.shared_memory import WeightMemory
 PACKED_FOR = 512  # tokens: oneDNN chooses the packed layout for this many, and it serves any number
 
 
+BlocksBy = Literal["row", "column", None]  # of a weight [out, in] or [in, out]; None for numbers
+
+
 class ReadWeight(Protocol):
     """What returns a weight that a slice's graph named."""
 
-    def __call__(self, number: int, blocks: bool = False, /) -> Tensor | Stack:
-        """Return the weight of a number, or the blocks of GGUF that hold it, uint8 [out, bytes]."""
+    def __call__(self, number: int, blocks: BlocksBy = None, /) -> Tensor | Stack:
+        """Return the weight of a number, or the blocks that hold it, uint8 [out, bytes]."""
 
 
 Form = Literal[
@@ -95,16 +98,29 @@ def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE
     return quantize.RoundedWeight.of(whole).scales if recipe.form == "scales" else whole
 
 
-def _in_blocks(recipe: Recipe) -> bool:
-    """Return whether a recipe's weight is packed from blocks."""
-    return recipe.bits is not None and ALL_FORMS[recipe.bits].block is not None
+def _blocks(recipe: Recipe) -> BlocksBy:
+    """Return which blocks a recipe's weight is packed from, or None."""
+    if recipe.bits is None or ALL_FORMS[recipe.bits].block is None:
+        return None
+    return "column" if recipe.transposed else "row"
+
+
+def _sources(recipe: Recipe, read: ReadWeight) -> list[Tensor | Stack]:
+    """Return the weights that a recipe's is made of, or blocks of them."""
+    blocks = _blocks(recipe)
+    return [read(i) if blocks is None else read(i, blocks) for i in recipe.sources]
 
 
 def _parts(recipe: Recipe, read: ReadWeight) -> list[Tensor]:
-    """Return the parts [out_i, in] of a recipe's weight."""
-    parts = [as_tensor(read(i, True) if _in_blocks(recipe) else read(i)) for i in recipe.sources]
+    """Return the parts [out_i, in] of a recipe's weight, or blocks of them."""
+    parts = [as_tensor(each) for each in _sources(recipe, read)]
     parts = [part.float() for part in parts] if recipe.wide else parts
-    return [part.t() for part in parts] if recipe.transposed else parts
+    return _turned(recipe, parts)
+
+
+def _turned(recipe: Recipe, parts: list[Tensor]) -> list[Tensor]:
+    """Return [out, in] parts of a weight; its blocks are so already."""
+    return [part.t() for part in parts] if recipe.transposed and _blocks(recipe) is None else parts
 
 
 def _rows(recipe: Recipe, read: ReadWeight) -> Iterable[WeightRows]:
@@ -125,11 +141,11 @@ def _rows(recipe: Recipe, read: ReadWeight) -> Iterable[WeightRows]:
 
 def _expert_rows(recipe: Recipe, read: ReadWeight) -> Iterator[WeightRows]:
     """Yield what is packed of each expert."""
-    (weight,) = (read(i, True) if _in_blocks(recipe) else read(i) for i in recipe.sources)
+    (weight,) = _sources(recipe, read)
     biases = [as_tensor(read(i)) for i in recipe.biases]
     for e, own in enumerate(weight):
         pieces = [own] if isinstance(own, Tensor) else list(own)
-        parts = [piece.t() for piece in pieces] if recipe.transposed else pieces
+        parts = _turned(recipe, pieces)
         bias = [each[e] for each in biases]
         if recipe.form == "packed experts":
             yield packed_weights.plain_rows(parts, bias[0] if bias else None)

@@ -89,7 +89,7 @@ class CompiledSlice:
         """
 
         def reader(stretch: Stretch) -> ReadWeight:
-            return lambda number, blocks=False: read(stretch.weights[number], blocks)
+            return lambda number, blocks=None: read(stretch.weights[number], blocks)
 
         return BoundSlice([BoundStretch(s, c, c.weights(reader(s), memory, self._device)) for s, c in self._stretches])
 

@@ -26,13 +26,13 @@ from hpcdecode.model.lower.packed_weights import GROUP, PRIVATE, WORD, PackedSiz
 from hpcdecode.model.lower.recipe import Recipe
 from hpcdecode.model.lower.stage import TokenRows
 from hpcdecode.system.shared_memory import WeightMemory
+from hpcdecode.system.threads import ELEMENTS_AT_ONCE, on_threads
 
 MIN_OUTPUTS = 4096  # outputs that are worth it
 MAX_SHARE = 0.3  # the most of all logits that may be left to compute
 PAUSE = 64  # calls that compute all logits after one that left more
 MAX_NORM = 1e15  # norms below it: no sum is infinite
 aten = torch.ops.aten
-_GROUPS_AT_ONCE = 64
 _NORM_SLACK = 1 + 2**-10  # for the errors of norms
 _MIN_NORM = 2**-50  # so that numbers that round to zero stay within their bounds
 
@@ -89,17 +89,20 @@ class LmHead:
 
     def _rounded(self, x: TokenRows, norms: Tensor) -> packed_weights.WeightRows:
         """Return the weight as int8, and set the norms of its outputs."""
-        weight = self.weight
+        weight, groups = self.weight, max(ELEMENTS_AT_ONCE // (GROUP * x.elements), 1)
         whole = torch.empty(len(weight) * GROUP, x.elements, dtype=torch.int8)
         scales = torch.empty(len(whole))
-        for first in range(0, len(weight), _GROUPS_AT_ONCE):
-            part = packed_weights.unpack(weight[first : first + _GROUPS_AT_ONCE], x.dtype).float()
-            rounded = quantize.quantized(part)
-            own = slice(first * GROUP, first * GROUP + len(part))
-            whole[own], scales[own] = rounded, quantize.output_scales(part)
-            lost = part - rounded * scales[own, None]
-            some = norms[first : first + _GROUPS_AT_ONCE]
-            some[:, 0], some[:, 1] = (_norms(t).view(-1, GROUP) for t in (part, lost))
+
+        def fill(first: int) -> None:
+            own = slice(first, first + groups)
+            part = packed_weights.unpack(weight[own], x.dtype).float()
+            scale = quantize.output_scales(part)
+            rounded = quantize.rounded(part, scale)
+            rows = slice(first * GROUP, first * GROUP + len(part))
+            whole[rows], scales[rows], norms[own, 0] = rounded, scale, _norms(part).view(-1, GROUP)
+            norms[own, 1] = _norms(part.sub_(rounded.mul_(scale[:, None]))).view(-1, GROUP)
+
+        on_threads(fill, range(0, len(weight), groups))
         return packed_weights.int8_rows(whole[: self.outputs], scales[: self.outputs])
 
     @staticmethod

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from hpcdecode.model.frontend.held import AS_STORED, NOT_HELD, Held
+from hpcdecode.model.frontend.held import NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightKey
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower.expanded import expands
 from hpcdecode.model.lower.packed_weights import packs
-from hpcdecode.model.lower.recipe import ReadWeight, as_tensor
+from hpcdecode.model.lower.recipe import BlocksBy, ReadWeight, as_tensor
 
 
 class Values:
@@ -54,8 +53,8 @@ class Values:
     def reader(self, nodes: Sequence[fx.Node]) -> ReadWeight:
         """Return what reads or computes the value of one of `nodes`, by its number."""
 
-        def read(number: int, blocks: bool = False) -> Tensor | Stack:
-            return self.blocks(nodes[number]) if blocks else self[nodes[number]]
+        def read(number: int, blocks: BlocksBy = None) -> Tensor | Stack:
+            return self[nodes[number]] if blocks is None else self.blocks(nodes[number], blocks == "column")
 
         return read
 
@@ -65,10 +64,10 @@ class Values:
             return (NOT_HELD,) * len(nodes)
         return tuple(self._weights.few_bits(self._keys[n]) if n in self._keys else NOT_HELD for n in nodes)
 
-    def blocks(self, node: fx.Node) -> Tensor | Stack:
+    def blocks(self, node: fx.Node, by_column: bool) -> Tensor | Stack:
         """Return the blocks of a weight whose `few_bits` are one of BLOCKS, uint8 [out, bytes]."""
         assert isinstance(self._weights, Weights), "others have no blocks"
-        return self._weights.blocks(self._keys[node])
+        return self._weights.blocks(self._keys[node], by_column)
 
     def tensor(self, node: fx.Node) -> Tensor:
         """Return the value of a node that is one tensor."""
@@ -96,7 +95,7 @@ def takes_form(bits: str, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def came_in(values: Values, weights: Sequence[fx.Node], device: torch.device, dtype: torch.dtype) -> tuple[Held, ...]:
-    """Return what each weight came in, if there are GEMMs of it: its blocks, the grid of few bits, bfloat16, or None.
+    """Return what each weight came in, if there are GEMMs of it: the type of its blocks, bfloat16, float16, or None.
 
     Args:
         values: Of the model.
@@ -106,7 +105,6 @@ def came_in(values: Values, weights: Sequence[fx.Node], device: torch.device, dt
     """
 
     def form(name: str | None) -> str | None:
-        known = name if name is None or name in (*AS_STORED, *BLOCKS) else f"{name} grid"
-        return known if known is not None and takes_form(known, dtype, device) else None
+        return name if name is not None and takes_form(name, dtype, device) else None
 
     return tuple(Held(*map(form, names)) for names in values.few_bits(weights))

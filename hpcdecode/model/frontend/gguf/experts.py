@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcdecode.model.frontend.gguf.names import Experts
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor
 from hpcdecode.model.frontend.held import NOT_HELD, Held
-from hpcdecode.model.frontend.quantization.few_bits import GGUF_BLOCKS
+from hpcdecode.model.frontend.stack import Pieces
 
 
 class ExpertTensor:
@@ -46,15 +46,26 @@ class ExpertTensor:
         return self._matrix
 
     def few_bits(self) -> Held:
-        """Return what holds its numbers in few bits: GEMMs take blocks of GGUF by row, and so not those by column."""
+        """Return what holds its numbers in few bits."""
         held, *others = {part.few_bits() for part in self._experts[0]}  # those of all experts are of its types
         if others or len(self.shape) != 3:
             return NOT_HELD
-        if self.pieces is not None:
-            return held
-        return NOT_HELD if held.by_row in GGUF_BLOCKS or not self._whole.by_column else Held(None, held.by_row)
+        return Held(None, held.by_row) if self._whole.by_column else Held(held.by_row, None)
+
+    def expert_blocks(self, _: bool = False) -> Callable[[int], tuple[Pieces, Tensor]]:
+        """Return what gives the blocks of an expert, uint8 [out_i, bytes], and some of its numbers, by its number."""
+
+        def of(e: int) -> tuple[Pieces, Tensor]:
+            parts = self._experts[e]
+            return self._pieces([part.blocks() for part in parts]), torch.cat([part.sample() for part in parts])
+
+        return of
 
     def _matrix(self, expert: int) -> Tensor:
-        parts = [part() for part in self._experts[expert]]
-        matrix = torch.stack(parts, 1).flatten(0, 1) if self._whole.interleaved else torch.cat(parts)
+        pieces = self._pieces([part() for part in self._experts[expert]])
+        matrix = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return matrix.t() if self._whole.by_column else matrix
+
+    def _pieces(self, parts: list[Tensor]) -> Pieces:
+        """Return parts [out_i, n] whose rows are those of the matrix one behind the other."""
+        return (torch.stack(parts, 1).flatten(0, 1),) if self._whole.interleaved else tuple(parts)

@@ -16,11 +16,11 @@ from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader, read_hea
 from hpcdecode.model.frontend.held import HELD_AS_STORED, NOT_HELD, Held
 from hpcdecode.model.frontend.mapped import MappedFile
 from hpcdecode.model.frontend.quantization.few_bits import GGUF_BLOCKS
-from hpcdecode.model.frontend.quantization.plain import ELEMENTS_AT_ONCE, NAMES, empty, on_threads
+from hpcdecode.model.frontend.quantization.plain import NAMES, empty
+from hpcdecode.system.threads import ELEMENTS_AT_ONCE, on_threads
 
 SCALED_TWICE = ("NVFP4",)  # whose second scales are tensors of their own
 FLOATS = ("F32", "F16")  # types of one element a block that are no formats of quants.py
-FORMS = {"MXFP4": "mxfp4"}  # of which these hold the numbers, though not their blocks
 SAMPLED_ROWS = 4
 
 
@@ -107,7 +107,7 @@ class GgufTensor:
             return HELD_AS_STORED[name]
         if self._change._replace(rows=None) != SAME or len(self._stored) != 2:
             return NOT_HELD
-        return Held(name if name in GGUF_BLOCKS else FORMS.get(name), None)
+        return Held(name if name in GGUF_BLOCKS else None, None)
 
     def blocks(self) -> Tensor:
         """Return its blocks as they are, uint8 [out, bytes], of a matrix whose `few_bits` name them."""

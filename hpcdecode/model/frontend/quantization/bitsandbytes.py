@@ -12,8 +12,10 @@ from torch import Tensor
 
 from hpcdecode.model.frontend.quantization.formats import (
     BYTES,
+    CHANNEL,
     FLOATS,
     INT8,
+    ScaleBlock,
     Templates,
     WeightFormat,
     WrongTensorsError,
@@ -64,9 +66,13 @@ class Int8Rows(WeightFormat):
         largest = finite("SCB", parts["scale"].to(torch.float32))
         return {"codes": parts["codes"], "scale": largest.reshape(-1, 1) / 127}
 
-    def scales(self, parts: Mapping[str, Tensor], first: int, last: int, columns: int) -> Tensor:
-        """Return the scales of some rows, [rows, 1]."""
-        return parts["scale"][first:last]
+    def scale_block(self) -> ScaleBlock:
+        """Return which elements share a scale: those of a row."""
+        return CHANNEL
+
+    def stored(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        """Return the codes of some rows, uint8 [rows, in]."""
+        return parts["codes"][first:last].view(torch.uint8)
 
     def rows(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
         """Return rows of a weight."""

@@ -3,63 +3,118 @@
 | blocks | what they hold |
 |---|---|
 | Q8_0, i8 | int8 times a scale: float16 for 32 inputs, or float32 for 128 or all |
+| i4 | codes of 4 bits less a zero point, times a scale: both float16 for 32 inputs |
+| f8 | FP8 times a float32 scale for 128 inputs or all |
+| mx8, mx4 | FP8 and FP4 times a power of two for 32 inputs |
 | nf4 | numbers of NormalFloat4 (QLoRA, arXiv:2305.14314) times a float32 scale for 64 inputs |
 | nvfp4 | FP4 times an FP8 scale for 16 inputs and a float32 scale of the weight |
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hpcdecode.model.frontend.quantization.bitsandbytes import FourBits, Int8Rows
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, INT8_BLOCKS
-from hpcdecode.model.frontend.quantization.formats import WeightFormat
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
+from hpcdecode.model.frontend.quantization.formats import ScaleBlock, WeightFormat, WrongTensorsError, spread
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
-from hpcdecode.model.frontend.quantization.grids import ScaledGrid
+from hpcdecode.model.frontend.quantization.grids import Mxfp4Experts, PackedIntegers, ScaledGrid
 
 Parts = Mapping[str, Tensor]
 BlockRows = Callable[[int, int], Tensor]  # from one row up to the row before another: uint8 [rows, bytes]
+MOST_SCALE = 128  # of FP8, which is 448 at most
+MIDDLE = 0x80  # of codes of 8 bits that are stored without a sign
+_FRACTION = 23  # bits of a float32
+_log = logging.getLogger(__name__)
 
 
-def blocks_of(name: str, form: WeightFormat, parts: Parts, shape: tuple[int, ...]) -> BlockRows:
-    """Return what makes the blocks of some rows of a weight.
+def block_parts(name: str, form: WeightFormat, stored: Parts, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """Return what `blocks_of` takes, made once of the tensors of a weight.
 
     Args:
         name: Type of the blocks, what `few_bits_of` named for the weight.
         form: The weight's format.
-        parts: Its tensors by role.
-        shape: Its shape, [out, in].
+        stored: Its tensors by role.
+        shape: Its shape.
 
     Raises:
         WrongTensorsError: If values of the tensors cannot be right.
     """
-    prepared = form.prepared(parts, shape)
-    if isinstance(form, FourBits):
-        return _nf4(prepared, shape[1] // BLOCKS[name].inputs)
+    parts = form.prepared(stored, shape)
     if name == "nvfp4":
         assert isinstance(form, ScaledGrid), "others have no scale of the whole weight"
-        return _nvfp4(form, parts, shape[1] // BLOCKS[name].inputs)
-    assert isinstance(form, PackedColumns | ScaledGrid | Int8Rows), "others are not int8"
-    return _integers(name, form, prepared, shape[1])
+        parts["scale"] = stored["scale"]
+        parts["overall"] = form.overall(stored["overall"]).reshape(1, 1)
+    if name in ("f8", "mx8") and float(parts["scale"].max()) > MOST_SCALE:
+        raise WrongTensorsError(f"expected scales of FP8 numbers up to {MOST_SCALE}, got {float(parts['scale'].max())}")
+    if name == "i4" and (lost := int((parts["scale"].half().float() != parts["scale"]).sum())):
+        _log.info(
+            "float16 does not hold %d of %d scales of an int4 weight: they were rounded", lost, parts["scale"].numel()
+        )
+    return parts
 
 
-def _integers(name: str, form: PackedColumns | ScaledGrid | Int8Rows, parts: Parts, columns: int) -> BlockRows:
-    inputs = BLOCKS[name].inputs
+def blocks_of(name: str, form: WeightFormat, parts: Parts, inputs: int, by_column: bool = False) -> BlockRows:
+    """Return what makes the blocks of some outputs of a matrix.
+
+    Args:
+        name: Type of the blocks.
+        form: The weight's format.
+        parts: What `block_parts` made, of one matrix.
+        inputs: Its inputs.
+        by_column: Whether it is [in, out].
+    """
+    count = inputs // BLOCKS[name].inputs
+    if isinstance(form, FourBits):
+        return _nf4(parts, count)
+    assert isinstance(form, PackedColumns | ScaledGrid | Int8Rows | Mxfp4Experts), "others are not held in blocks"
+    if by_column and isinstance(form, ScaledGrid):
+        turned = form.block and ScaleBlock(form.block.columns, form.block.rows)
+        form, parts = replace(form, block=turned), {role: part.t() for role, part in parts.items()}
+    if name == "nvfp4":
+        return _nvfp4(form, parts, count)
+    return _scaled(name, form, parts, count)
+
+
+def _scaled(
+    name: str, form: PackedColumns | ScaledGrid | Int8Rows | Mxfp4Experts, parts: Parts, count: int
+) -> BlockRows:
+    """Return the same for blocks of codes as they are stored behind what holds for all of them, `count` a row."""
+    size, shared = BLOCKS[name], form.scale_block()
+    unsigned = name in ("Q8_0", "i8") and isinstance(form, PackedColumns | PackedIntegers)
+
+    def grid(role: str, first: int, last: int) -> Tensor:
+        rows, columns = shared.rows or 1, shared.columns and shared.columns // size.inputs
+        own = parts[role] if len(parts[role]) == 1 else parts[role][first // rows : -(-last // rows)]
+        skipped = 0 if len(own) == 1 else first % rows
+        wide = spread(own, ScaleBlock(shared.rows, columns), last - first + skipped, count)
+        return wide[skipped:].expand(last - first, count)
 
     def rows(first: int, last: int) -> Tensor:
-        scales = form.scales(parts, first, last, columns).expand(last - first, columns)
-        codes = (form.rows(parts, first, last) / scales).nan_to_num_().round_().to(torch.int8)  # 0 / 0 is 0
-        own = scales[:, ::inputs]
-        return _joined(own.half() if name == INT8_BLOCKS else own, codes.unflatten(1, (-1, inputs)))
+        heads = [_head(name, grid("scale", first, last))]
+        if name == "i4":
+            heads.append(grid("zero", first, last).half())
+        codes = form.stored(parts, first, last)
+        each = (size.bytes - sum(head.itemsize for head in heads)) * count
+        codes = codes[:, :each].unflatten(1, (count, -1))
+        return _joined(*heads, codes ^ MIDDLE if unsigned else codes)
 
     return rows
 
 
+def _head(name: str, scales: Tensor) -> Tensor:
+    """Return scales [rows, blocks] as blocks hold them."""
+    if name in ("mx4", "mx8"):
+        return (scales.contiguous().view(torch.int32) >> _FRACTION).to(torch.uint8)
+    return scales.half() if name in ("Q8_0", "i4") else scales
+
+
 def _nf4(parts: Parts, count: int) -> BlockRows:
-    """Return the same for `count` blocks a row."""
     columns, inputs_of_scale = parts["sizes"].tolist()
     starts, inputs = torch.arange(count), columns // count
 
@@ -71,21 +126,19 @@ def _nf4(parts: Parts, count: int) -> BlockRows:
     return rows
 
 
-def _nvfp4(form: ScaledGrid, parts: Parts, count: int) -> BlockRows:
-    """Return the same for `count` blocks a row."""
-    overall = form.overall(parts["overall"]).reshape(1, 1)
-
+def _nvfp4(form: PackedColumns | ScaledGrid | Int8Rows | Mxfp4Experts, parts: Parts, count: int) -> BlockRows:
     def rows(first: int, last: int) -> Tensor:
-        scales, codes = (
-            parts[role][first:last].contiguous().view(torch.uint8).unflatten(1, (count, -1))
-            for role in ("scale", "codes")
+        scales = parts["scale"][first:last].contiguous().view(torch.uint8).unflatten(1, (count, -1))
+        return _joined(
+            parts["overall"].expand(last - first, count),
+            scales,
+            form.stored(parts, first, last).unflatten(1, (count, -1)),
         )
-        return _joined(overall.expand(last - first, count), scales, codes)
 
     return rows
 
 
-def _joined(scales: Tensor, *of_blocks: Tensor) -> Tensor:
-    """Return a scale [rows, blocks] before other bytes [rows, blocks, n] of each block, uint8 [rows, bytes]."""
-    first = scales.contiguous().view(torch.uint8).view(*scales.shape, -1)
-    return torch.cat([first, *(part.contiguous().view(torch.uint8) for part in of_blocks)], 2).flatten(1)
+def _joined(*of_blocks: Tensor) -> Tensor:
+    """Return numbers [rows, blocks] and bytes [rows, blocks, n] of each block side by side, uint8 [rows, bytes]."""
+    numbers = (part.contiguous()[..., None] if part.ndim == 2 else part.contiguous() for part in of_blocks)
+    return torch.cat([part.view(torch.uint8) for part in numbers], 2).flatten(1)

@@ -47,15 +47,24 @@ GGUF_BLOCKS = {  # types of GGUF that GEMMs take as they are
     "Q6_K": BlockSize(256, 210),
     "IQ4_NL": BlockSize(32, 18),
     "IQ4_XS": BlockSize(256, 136),
+    "MXFP4": BlockSize(32, 17),
 }
 INT8_BLOCKS = "Q8_0"  # what holds integers of 8 bits, of other formats too
 INT8_FLOAT32 = "i8"  # what does if float16 does not hold their scales
-OWN_BLOCKS = {INT8_FLOAT32: BlockSize(32, 36), "nf4": BlockSize(64, 36), "nvfp4": BlockSize(32, 22)}
+OWN_BLOCKS = {
+    INT8_FLOAT32: BlockSize(32, 36),
+    "nf4": BlockSize(64, 36),
+    "nvfp4": BlockSize(32, 22),
+    "i4": BlockSize(32, 20),
+    "f8": BlockSize(32, 36),
+    "mx4": BlockSize(32, 17),
+    "mx8": BlockSize(32, 33),
+}
 BLOCKS = {**GGUF_BLOCKS, **OWN_BLOCKS}
-GROUPS = {"int4": 32, "mxfp4": 32, "mxfp8": 32, "fp8": 128}  # inputs that share a scale there
-GROUPS |= dict.fromkeys(AS_STORED, 32)
-GROUPS |= {name: size.inputs for name, size in BLOCKS.items()}
-GROUPS[INT8_FLOAT32] = 128
+GROUPS = dict.fromkeys(AS_STORED, 32) | {
+    name: size.inputs for name, size in BLOCKS.items()
+}  # inputs that share a scale
+GROUPS |= {INT8_FLOAT32: 128, "f8": 128}
 
 
 def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> Held:
@@ -68,19 +77,19 @@ def few_bits_of(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape
         shape: Its shape.
     """
     if isinstance(form, Mxfp4Experts):
-        return Held(None, "mxfp4")
+        return Held(None, "mx4")
     if blocks := _own_blocks(form, parts, shape) or _int8_blocks(form, parts, shape):
         return Held(blocks, None)
     found = _named(form, parts, shape)
     if found is None:
         return NOT_HELD
     name, block = found
-    by_column = name if name in ("fp8", "mxfp8") and _whole_groups(name, block.rows) else None
+    by_column = name if name in ("f8", "mx8") and _whole_groups(name, block.rows) else None
     return Held(name if _held_by_row(name, block, parts, shape) else None, by_column)
 
 
 def _held_by_row(name: str, block: ScaleBlock, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> bool:
-    if not _whole_groups(name, block.columns) or (name == "int4" and parts["scale"].dtype not in HALVES):
+    if not _whole_groups(name, block.columns) or (name == "i4" and parts["scale"].dtype not in HALVES):
         return False
     if "group" not in parts:
         return True
@@ -127,7 +136,7 @@ def _are_halves(stored: CheckpointTensor) -> bool:
 
 
 def _whole_groups(name: str, inputs: int | None) -> bool:
-    """Return whether so many inputs that share a scale, or all of them, are whole groups of a form."""
+    """Return whether so many inputs that share a scale, or all of them, are whole groups of a type of blocks."""
     return inputs is None or inputs % GROUPS[name] == 0
 
 
@@ -136,28 +145,36 @@ def keeps_groups(name: str, cut: WeightCut | None, in_dim: int) -> bool:
     return cut is None or cut.dim != in_dim or all(end % GROUPS[name] == 0 for ends in cut.ranges for end in ends)
 
 
-def cut_of_blocks(name: str, cut: WeightCut | None) -> WeightCut | None:
-    """Return what a cut of a weight [out, in] takes of its blocks, uint8 [out, bytes]; the cut keeps whole blocks."""
-    if cut is None or cut.dim == 0:
-        return cut
+def cut_of_blocks(name: str, cut: WeightCut | None, by_column: bool = False) -> WeightCut | None:
+    """Return what a cut of a weight takes of its blocks, uint8 [out, bytes]; the cut keeps whole blocks.
+
+    Args:
+        name: Type of the blocks.
+        cut: What is taken of the weight [out, in].
+        by_column: Whether that is [in, out].
+    """
+    if cut is None:
+        return None
+    if (cut.dim == 0) is not by_column:
+        return cut._replace(dim=0)
     size = BLOCKS[name]
     ends = [tuple(end // size.inputs * size.bytes for end in ends) for ends in cut.ranges]
-    return cut._replace(size=cut.size // size.inputs * size.bytes, ranges=tuple((a, b) for a, b in ends))
+    return cut._replace(dim=1, size=cut.size // size.inputs * size.bytes, ranges=tuple((a, b) for a, b in ends))
 
 
 def _named(
     form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]
 ) -> tuple[str, ScaleBlock] | None:
-    """Return a form in few bits, and which elements share a scale; None if there is none."""
+    """Return a type of blocks, and which elements share a scale; None if there is none."""
     if isinstance(form, PackedColumns):
-        return ("int4", ScaleBlock(1, form.group_size)) if form.bits == 4 else None
+        return ("i4", form.scale_block()) if form.bits == 4 else None
     if not isinstance(form, ScaledGrid) or "overall" in parts:
         return None
     block = form.block_of(parts["scale"].shape, shape)
     if isinstance(form, PackedIntegers):
-        return ("int4", block) if form.bits == 4 else None
+        return ("i4", block) if form.bits == 4 else None
     if "zero" in parts:
         return None
     if form.decoded is fp8:
-        return "mxfp8" if parts["scale"].dtype in POWERS else "fp8", block
-    return ("mxfp4", block) if form.decoded is fp4 and block == ScaleBlock(1, 32) else None
+        return "mx8" if parts["scale"].dtype in POWERS else "f8", block
+    return ("mx4", block) if form.decoded is fp4 and block == ScaleBlock(1, 32) else None

@@ -87,9 +87,13 @@ class PackedColumns(WeightFormat):
         """Return whether all zero points, as they are stored, are the middle of the codes."""
         return bool((self._zeros(zeros) == 1 << (self.bits - 1)).all())
 
-    def scales(self, parts: Mapping[str, Tensor], first: int, last: int, columns: int) -> Tensor:
-        """Return the scales of some outputs, [outputs, columns], or [outputs, 1] if one holds for all inputs."""
-        return spread(parts["scale"][first:last], ScaleBlock(1, self.group_size), last - first, columns)
+    def scale_block(self) -> ScaleBlock:
+        """Return which elements share a scale."""
+        return ScaleBlock(1, self.group_size)
+
+    def stored(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        """Return the codes of some outputs, one behind the other, the lowest bits first: uint8 [outputs, bytes]."""
+        raise NotImplementedError
 
     def prepared(self, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
         """Return codes, and scales and zero points [out, groups]."""
@@ -105,7 +109,7 @@ class PackedColumns(WeightFormat):
         grids = [parts[role][first:last] for role in ("scale", "zero")]
         if "group" in parts:
             return affine(codes, *(grid.index_select(1, parts["group"]) for grid in grids))
-        return affine(codes, *(spread(grid, ScaleBlock(1, self.group_size), *codes.shape) for grid in grids))
+        return affine(codes, *(spread(grid, self.scale_block(), *codes.shape) for grid in grids))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,10 @@ class Gptq(PackedColumns):
 
     def _sizes(self, rows: int, words: int) -> tuple[int, int]:
         return rows * WORD_BITS // self.bits, words
+
+    def stored(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        """Return the codes of some outputs, uint8 [outputs, bytes]."""
+        return parts["codes"][:, first:last].t().contiguous().view(torch.uint8)
 
     def _codes(self, words: Tensor, first: int, last: int) -> Tensor:
         return unpacked(words[:, first:last].t(), self.bits)
@@ -142,11 +150,19 @@ class Awq(PackedColumns):
     def _sizes(self, rows: int, words: int) -> tuple[int, int]:
         return rows, words * WORD_BITS // self.bits
 
+    def stored(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        """Return the codes of some outputs, uint8 [outputs, bytes]."""
+        codes = interleaved(self._words(parts["codes"], first, last))
+        return codes[:, ::2] | codes[:, 1::2] << 4
+
     def _codes(self, words: Tensor, first: int, last: int) -> Tensor:
-        return interleaved(words[:, first // self.rows_at_once() : -(-last // self.rows_at_once())])
+        return interleaved(self._words(words, first, last)).to(torch.float32)
+
+    def _words(self, words: Tensor, first: int, last: int) -> Tensor:
+        return words[:, first // self.rows_at_once() : -(-last // self.rows_at_once())]
 
     def _zeros(self, words: Tensor) -> Tensor:
-        return interleaved(words).t()
+        return interleaved(words).t().to(torch.float32)
 
 
 def interleaved(words: Tensor) -> Tensor:
@@ -156,9 +172,9 @@ def interleaved(words: Tensor) -> Tensor:
         words: int32 [n, words].
 
     Returns:
-        float32 [words * 8, n].
+        uint8 [words * 8, n].
     """
     rows = words.contiguous().view(torch.uint8).t().contiguous()  # of two outputs each
     codes = torch.stack([rows & 15, rows >> 4], 1).view(-1, len(AWQ_ORDER), len(words))
     lowest_of = torch.tensor([AWQ_ORDER.index(output) for output in range(len(AWQ_ORDER))])
-    return codes.index_select(1, lowest_of).flatten(0, 1).to(torch.float32)
+    return codes.index_select(1, lowest_of).flatten(0, 1)

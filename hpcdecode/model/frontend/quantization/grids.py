@@ -149,9 +149,13 @@ class ScaledGrid(WeightFormat):
         by_column = ScaleBlock(None, 1) if len(parts["scale"]) == 1 else CHANNEL
         return affine(codes, *(spread(grid, self.block or by_column, *codes.shape) for grid in grids))
 
-    def scales(self, parts: Mapping[str, Tensor], first: int, last: int, columns: int) -> Tensor:
-        """Return the scales of some rows, of a shape that broadcasts to [rows, columns]."""
-        return spread(self._part_of(parts["scale"], first, last), self.block or CHANNEL, last - first, columns)
+    def scale_block(self) -> ScaleBlock:
+        """Return which elements of a matrix share a scale."""
+        return self.block or CHANNEL
+
+    def stored(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        """Return the codes of some rows, one behind the other, the lowest bits first: uint8 [rows, bytes]."""
+        return parts["codes"][first:last].contiguous().view(torch.uint8)
 
     def _part_of(self, grid: Tensor, first: int, last: int) -> Tensor:
         """Return what of `grid` concerns some rows of a matrix."""
@@ -252,6 +256,14 @@ class Mxfp4Experts(WeightFormat):
     def rows_at_once(self) -> int:
         """Return the inputs that share a scale."""
         return MX_BLOCK
+
+    def scale_block(self) -> ScaleBlock:
+        """Return which elements of a matrix [out, in] share a scale."""
+        return ScaleBlock(1, MX_BLOCK)
+
+    def stored(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        """Return the codes of some outputs of an expert, uint8 [outputs, in / 2]."""
+        return parts["codes"][first:last]
 
     def shape(self, parts: Mapping[str, CheckpointTensor]) -> tuple[int, ...]:
         """Return the shape of a weight, or raise WrongTensorsError."""

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.held import Held
-from hpcdecode.model.frontend.quantization.blocks import blocks_of
+from hpcdecode.model.frontend.quantization.blocks import block_parts, blocks_of
 from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, few_bits_of
 from hpcdecode.model.frontend.quantization.formats import WeightFormat, WrongTensorsError
 from hpcdecode.model.frontend.quantization.scheme import OF_ACTIVATIONS, OF_KV_CACHE, Scheme
+from hpcdecode.model.frontend.stack import Pieces
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.system.memory import huge_zeros
+from hpcdecode.system.threads import ELEMENTS_AT_ONCE, on_threads
 
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
 LARGE_BYTES = 32 << 20
-ELEMENTS_AT_ONCE = 1 << 18  # that a thread computes in float32 before it rounds them: they fit into its cache
 
 
 class DequantisedTensor:
@@ -76,27 +76,62 @@ class DequantisedTensor:
         """Return what holds its numbers in few bits."""
         return few_bits_of(self._form, self._parts, self.shape)
 
-    def blocks(self) -> Tensor:
-        """Return the blocks of a weight whose `few_bits` are one of BLOCKS, uint8 [out, bytes]."""
-        name, (rows, columns) = self.few_bits().by_row, self.shape
+    def blocks(self, by_column: bool = False) -> Tensor:
+        """Return the blocks of a matrix whose `few_bits` are one of BLOCKS, uint8 [out, bytes].
+
+        Args:
+            by_column: Whether it is [in, out].
+        """
+        name = self._block_type(by_column)
+        return self._in_blocks(name, self._block_parts(name), by_column)
+
+    def expert_blocks(self, by_column: bool = False) -> Callable[[int], tuple[Pieces, Tensor]]:
+        """Return what makes the blocks of an expert, uint8 [out, bytes], and some of its numbers, by its number.
+
+        Args:
+            by_column: Whether they are [in, out].
+        """
+        name = self._block_type(by_column)
+        of_all, prepared = self._block_parts(name), self._prepared()
+
+        def of(i: int) -> tuple[Pieces, Tensor]:
+            own = {role: part[i] for role, part in of_all.items()}
+            return (self._in_blocks(name, own, by_column),), self._first_rows({r: p[i] for r, p in prepared.items()})
+
+        return of
+
+    def sample(self) -> Tensor:
+        """Return some of the first rows of a matrix in float32."""
+        return self._first_rows(self._prepared())
+
+    def _first_rows(self, parts: Mapping[str, Tensor]) -> Tensor:
+        return self._form.rows(parts, 0, min(self._form.rows_at_once(), self.shape[-2]))
+
+    def _block_type(self, by_column: bool) -> str:
+        held = self.few_bits()
+        name = held.by_column if by_column else held.by_row
         assert name is not None, "asked only for weights in blocks"
-        size, step = BLOCKS[name], self._rows_at_once()
-        made = torch.empty(rows, columns // size.inputs * size.bytes, dtype=torch.uint8)
+        return name
+
+    def _block_parts(self, name: str) -> dict[str, Tensor]:
         try:
-            blocks = blocks_of(name, self._form, self._stored(), self.shape)
+            return block_parts(name, self._form, self._stored(), self.shape)
         except WrongTensorsError as e:
             raise self._wrong(e) from e
 
+    def _in_blocks(self, name: str, parts: Mapping[str, Tensor], by_column: bool) -> Tensor:
+        """Return the blocks of a matrix, made some outputs at a time."""
+        outputs, inputs = reversed(self.shape[-2:]) if by_column else self.shape[-2:]
+        size, step = BLOCKS[name], self._rows_at_once()
+        made = torch.empty(outputs, inputs // size.inputs * size.bytes, dtype=torch.uint8)
+        blocks = blocks_of(name, self._form, parts, inputs, by_column)
+
         def fill(first: int) -> None:
-            last = min(first + step, rows)
+            last = min(first + step, outputs)
             made[first:last] = blocks(first, last)
 
-        on_threads(fill, range(0, rows, step))
+        on_threads(fill, range(0, outputs, step))
         return made
-
-    def sample(self) -> Tensor:
-        """Return some of its first rows in float32."""
-        return self._form.rows(self._prepared(), 0, min(self._form.rows_at_once(), self.shape[0]))
 
     def _rows_at_once(self) -> int:
         multiple = self._form.rows_at_once()
@@ -129,25 +164,6 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if nbytes < LARGE_BYTES:
         return torch.empty(shape, dtype=dtype)
     return huge_zeros(nbytes).view(dtype).view(shape)
-
-
-def on_threads(work: Callable[[int], None], items: Sequence[int]) -> None:
-    """Call `work` for each of `items`, on as many threads as torch has. Operators in it take one thread each.
-
-    So threads wait for each other once, not in every operator.
-    """
-    threads = torch.get_num_threads()
-    if min(threads, len(items)) == 1:
-        for item in items:
-            work(item)
-        return
-    try:
-        torch.set_num_threads(1)  # of this thread, and of those that begin now
-        with ThreadPoolExecutor(min(threads, len(items))) as pool:
-            for _ in pool.map(work, items):
-                pass
-    finally:
-        torch.set_num_threads(threads)
 
 
 def plain_tensors(

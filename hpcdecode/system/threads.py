@@ -1,0 +1,29 @@
+"""Work on tensors that is shared out to threads in parts that fit into their caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+ELEMENTS_AT_ONCE = 1 << 18  # float32 numbers that fit into a core's cache
+
+
+def on_threads(work: Callable[[int], None], items: Sequence[int]) -> None:
+    """Call `work` for each of `items`, on as many threads as torch has. Operators in it take one thread each.
+
+    So threads wait for each other once, not in every operator.
+    """
+    threads = torch.get_num_threads()
+    if min(threads, len(items)) == 1:
+        for item in items:
+            work(item)
+        return
+    try:
+        torch.set_num_threads(1)  # of this thread, and of those that begin now
+        with ThreadPoolExecutor(min(threads, len(items))) as pool:
+            for _ in pool.map(work, items):
+                pass
+    finally:
+        torch.set_num_threads(threads)
