@@ -21,6 +21,7 @@ from hpcdecode.system.threads import ELEMENTS_AT_ONCE, on_threads
 
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
 LARGE_BYTES = 32 << 20
+CODES_OF_FLOAT32 = 4  # that take as many bytes, at least
 
 
 class DequantisedTensor:
@@ -122,7 +123,7 @@ class DequantisedTensor:
     def _in_blocks(self, name: str, parts: Mapping[str, Tensor], by_column: bool) -> Tensor:
         """Return the blocks of a matrix, made some outputs at a time."""
         outputs, inputs = reversed(self.shape[-2:]) if by_column else self.shape[-2:]
-        size, step = BLOCKS[name], self._rows_at_once()
+        size, step = BLOCKS[name], self._rows_at_once(max(inputs // CODES_OF_FLOAT32, 1))
         made = torch.empty(outputs, inputs // size.inputs * size.bytes, dtype=torch.uint8)
         blocks = blocks_of(name, self._form, parts, inputs, by_column)
 
@@ -133,14 +134,15 @@ class DequantisedTensor:
         on_threads(fill, range(0, outputs, step))
         return made
 
-    def _rows_at_once(self) -> int:
+    def _rows_at_once(self, elements: int) -> int:
+        """Return how many rows of so many float32 numbers a thread computes at once."""
         multiple = self._form.rows_at_once()
-        return max(ELEMENTS_AT_ONCE // self.shape[-1] // multiple, 1) * multiple
+        return max(ELEMENTS_AT_ONCE // elements // multiple, 1) * multiple
 
     def _filled(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Return a matrix, computed some rows at a time."""
         matrix = empty(self.shape[-2:], self._torch_dtype)
-        rows, step = len(matrix), self._rows_at_once()
+        rows, step = len(matrix), self._rows_at_once(self.shape[-1])
 
         def fill(first: int) -> None:
             last = min(first + step, rows)
