@@ -66,7 +66,8 @@ def write(model: str, out: str, kind: str) -> None:
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     writer = gguf.GGUFWriter(out, "llama")
     describe(writer, config)
-    for name, values in tensors(os.path.join(model, "model.safetensors")):
+    paths = sorted(name for name in os.listdir(model) if name.endswith(".safetensors"))
+    for name, values in (each for path in paths for each in tensors(os.path.join(model, path))):
         for projection, count in heads.items():
             if projection in name:
                 values = interleaved(values, count)

@@ -142,7 +142,7 @@ def shape_of(model: str) -> Shape:
     """Return SHAPES[model], or the sizes of the Llama in the directory `model`.
 
     Raises:
-        UserError: If there is no such name or directory, or if the model in it is not a Llama of one safetensors file.
+        UserError: If there is no such name or directory, or if the model in it is not a Llama in safetensors files.
     """
     if model in SHAPES:
         return SHAPES[model]
@@ -162,9 +162,11 @@ def shape_of(model: str) -> Shape:
         kind, dim = config.get("model_type"), config.get("head_dim") or shape.head_dim
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"--model {model}: expected one of {', '.join(SHAPES)}, or the directory of a Llama") from e
-    if kind != "llama" or dim * heads != shape.hidden or not (Path(model) / "model.safetensors").is_file():
+    if not any(Path(model).glob("*.safetensors")):
+        raise UserError(f"--model {model}: expected a Llama in safetensors files, found none")
+    if kind != "llama" or dim * heads != shape.hidden:
         raise UserError(
-            f"--model {model}: expected a Llama in model.safetensors with heads of hidden_size / num_attention_heads, "
+            f"--model {model}: expected a Llama with heads of hidden_size / num_attention_heads, "
             f"got model_type {kind!r} with heads of {dim}"
         )
     return shape

@@ -102,7 +102,7 @@ def test_a_directory_of_a_llama_is_a_model_too(work, tmp_path):
     [
         (None, "expected one of 8b, .*, 355m, .*, or the directory of a Llama"),
         ({"hidden_size": None}, "expected one of|got model_type"),
-        ({"model_type": "gemma3_text"}, "expected a Llama in model.safetensors .*, got model_type 'gemma3_text'"),
+        ({"model_type": "gemma3_text"}, "expected a Llama with heads .*, got model_type 'gemma3_text'"),
         ({"head_dim": 96}, "got model_type 'llama' with heads of 96"),
     ],
 )
@@ -110,7 +110,9 @@ def test_other_directories_are_refused(work, tmp_path, change, said):
     if change is not None:
         config = json.loads((checkpoint(work, "tiny") / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(config | change))
-        (tmp_path / "model.safetensors").touch()
+        with pytest.raises(UserError, match="expected a Llama in safetensors files, found none"):
+            shape_of(str(tmp_path))
+        (tmp_path / "model-00001-of-00002.safetensors").touch()
     with pytest.raises(UserError, match=said):
         shape_of(str(tmp_path))
 
