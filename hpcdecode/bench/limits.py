@@ -30,6 +30,7 @@ from hpcdecode.system.bandwidth import read_rate
 
 PREFILL_TOKENS = prefill_limit(apart=False)  # a step's prompt tokens, as in one process of `generate`
 _PASSES = 5
+_MOST_WEIGHTS = 1 << 30  # of the layers that are multiplied: no cache holds them
 _ENOUGH = 4.0  # seconds after which no other pass begins; the first one counts if it took as long
 
 Gemm = Callable[[], Tensor]
@@ -96,7 +97,8 @@ def ideal(shape: Shape, workload: Workload, limits: IdealTimes) -> Ideal:
 def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
     """Return the fastest of some passes, with torch's plain GEMMs, weights packed by oneDNN, or packed weights here.
 
-    Activations are float32 where the CPU has no arithmetic in bfloat16: there torch multiplies bfloat16 more slowly.
+    Of a large model some layers are multiplied, and count as all. Activations are float32 where the CPU has no
+    arithmetic in bfloat16: there torch multiplies bfloat16 more slowly.
     """
     cpus = sorted(os.sched_getaffinity(0))
     torch.set_num_threads(len(cpus))
@@ -108,11 +110,13 @@ def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
     if offers_packed_weights():
         makes.append(partial(by_packed_weights, bits=bits))
     with torch.inference_mode():
-        weights = [torch.randn(n, k).to(dtype) for _ in range(shape.layers) for k, n in shape.linears]
+        layers = min(shape.layers, -(-_MOST_WEIGHTS // sum(k * n for k, n in shape.linears)))
+        weights = [torch.randn(n, k).to(dtype) for _ in range(layers) for k, n in shape.linears]
         weights.append(torch.randn(shape.vocabulary, shape.hidden).to(dtype))
         for count in tokens:
             ways = [_pass_seconds(make, weights, count) for make in makes]
-            body[count], head[count] = (min(seconds) for seconds in zip(*ways, strict=True))
+            of_layers, head[count] = (min(seconds) for seconds in zip(*ways, strict=True))
+            body[count] = of_layers * shape.layers / layers
     return IdealTimes(body, head, read)
 
 

@@ -15,6 +15,7 @@ import pytest
 from safetensors import safe_open
 
 from hpcdecode.bench import e2e as bench_e2e
+from hpcdecode.bench import limits as limits_module
 from hpcdecode.bench import peer_gguf, peer_runner
 from hpcdecode.bench.contenders import MeasuredRun, Peer, Site
 from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, IdealTimes, ideal
@@ -135,6 +136,21 @@ def test_a_mix_of_types_is_made_of_a_whole_file(work, tmp_path, monkeypatch):
     peer_gguf.main("m", out, "Q4_K_M")
     assert made == [(f"{out}.bf16", "BF16")] and removed == [(f"{out}.bf16", out, 15)]
     assert not list(tmp_path.iterdir())
+
+
+def test_some_layers_of_a_large_model_count_as_all(monkeypatch):
+    """12 layers of TINY are as many weights as are multiplied, of 30."""
+    shape, seen = replace(TINY, layers=30), []
+
+    def seconds(make, weights, tokens):
+        seen.append(len(weights))
+        return 1.0, 0.5
+
+    monkeypatch.setattr(limits_module, "_MOST_WEIGHTS", 12 * TINY.layer_weights // TINY.layers)
+    monkeypatch.setattr(limits_module, "_pass_seconds", seconds)
+    found = limits_module.measure(shape, [8])
+    assert found.body == {8: 30 / 12} and found.head == {8: 0.5}
+    assert set(seen) == {12 * len(shape.linears) + 1}
 
 
 def test_the_ideal_by_hand():
