@@ -19,7 +19,7 @@ from hpcdecode.model import load_split
 from hpcdecode.model.frontend.quantization import plain
 from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.models import LATENT, save
-from tests.support.quantised import PROJECTIONS, check, edit, kept, logits, pair, state, write
+from tests.support.quantised import PROJECTIONS, check, check_parts, edit, kept, logits, pair, state, write
 from tests.support.tiny import tiny
 
 BLOCK = (48, 24)  # divides no size of the models: the last blocks are ragged
@@ -168,6 +168,7 @@ def test_mxfp4_is_as_transformers_reads_it(oss):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_in_mxfp4_stay_so(oss, dtype):
     assert kept(oss.quantised, dtype) == {"mx4", None}
+    check_parts(oss.quantised)
     assert weight_bytes(oss.quantised, torch.bfloat16, "auto") < weight_bytes(oss.quantised, torch.bfloat16)
 
 

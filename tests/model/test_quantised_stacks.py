@@ -12,9 +12,8 @@ from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.run.load import ModelPart
 from hpcdecode.model.run.weight_size import weight_bytes
-from tests.support.gguf_logits import expanded
 from tests.support.models import SHAPE, save
-from tests.support.quantised import check, edit, forms, kept, pair
+from tests.support.quantised import check, check_parts, edit, forms, kept, pair
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 EXPERTS = re.compile(r".*experts\.(gate_up|down)_proj")
@@ -87,7 +86,7 @@ def test_experts_in_one_tensor_of_fp8_stay_so(scales, stacked, tmp_path):
         parts += [load_split(made.quantised, dtype="float32", quantised="auto", part=ModelPart(2, 1))]  # cuts blocks
         bits = [{r.bits for s in m._slices.values() for t in s.stretches for r in t.compiled.recipes} for m in parts]
         assert bits == [{"f8", None}, {"f8", None}]
-        parts_are_those_of_the_numbers(made.quantised)
+        check_parts(made.quantised)
 
 
 @pytest.mark.parametrize("scales", ["columns", "rows", "experts"])
@@ -96,14 +95,7 @@ def test_experts_that_are_transposed_stay_fp8_by_their_columns(scales, checkpoin
     made = pair(checkpoint("gpt_oss"), tmp_path, fp8_experts(scales), states(scales), EXPERTS)
     check(made)
     assert kept(made.quantised, "float32") == ({None} if scales == "rows" else {"f8", None})
-    parts_are_those_of_the_numbers(made.quantised)
-
-
-def parts_are_those_of_the_numbers(checkpoint):
-    """Of members by tensor parallelism and by experts."""
-    for part in (ModelPart(2, 0), ModelPart(2, 1), ModelPart(2, 1, ep=True)):
-        plain, model = (load_split(checkpoint, dtype="float32", quantised=q, part=part) for q in (None, "auto"))
-        assert expanded(model) == expanded(plain)
+    check_parts(made.quantised)
 
 
 def mxfp8_experts(stem, weight):
@@ -121,7 +113,7 @@ def test_experts_in_one_tensor_of_mxfp8_stay_so(stacked, tmp_path):
     check(made)
     for dtype in ("float32", "bfloat16"):
         assert kept(made.quantised, dtype) == {"mx8", None}
-    parts_are_those_of_the_numbers(made.quantised)
+    check_parts(made.quantised)
     for part in (ModelPart(2, 1, ep=True), ModelPart(2, 1)):
         assert set(forms(load_split(made.quantised, dtype="float32", quantised="auto", part=part))) == {
             "mx8",

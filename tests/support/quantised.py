@@ -18,6 +18,8 @@ from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.checkpoint import open_checkpoint
 from hpcdecode.model.frontend.quantization import plain
 from hpcdecode.model.frontend.quantization.stated import read_scheme
+from hpcdecode.model.run.load import ModelPart
+from tests.support.gguf_logits import expanded
 from tests.support.models import Attention, step
 
 PROJECTIONS = re.compile(r"model\.layers\.\d+\..*proj\.weight")
@@ -99,6 +101,13 @@ def kept(path: Path, dtype: str, quantised: str = "auto") -> set[str | None]:
     a, b = (step(m, Attention(m), rows, list(range(len(TOKENS)))) for m in (wanted, model))
     assert torch.equal(a, b)
     return set(forms(model))
+
+
+def check_parts(path: Path) -> None:
+    """Check that members of tensor and expert parallelism keep the numbers of the parts of dequantised weights."""
+    for part in (ModelPart(2, 0), ModelPart(2, 1), ModelPart(2, 1, ep=True)):
+        wanted, model = (load_split(path, dtype="float32", quantised=q, part=part) for q in (None, "auto"))
+        assert expanded(model) == expanded(wanted)
 
 
 def forms(model: SplitModel) -> list[str | None]:

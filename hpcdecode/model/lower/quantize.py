@@ -18,6 +18,7 @@ from torch import Tensor
 from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.rows import as_rows, as_tokens
+from hpcdecode.system.threads import ELEMENTS_AT_ONCE, on_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 INT8_MAX = 127
 MIN_SCALE = 1e-30  # of zeros
 LEAST_RUN, MOST_RUN, MOST_RUNS = 16, 4096, 16  # elements of a run of a rotation, and runs that are mixed
-_ROWS_AT_ONCE = 1024
 MAX_INPUTS_PER_OUTPUT = 16  # a projection of more, such as a router of experts, stays as it is
 
 
@@ -79,11 +79,15 @@ class RoundedWeight(NamedTuple):
     def of(cls, weight: Tensor) -> Self:
         """Rotate and round a weight [out, in], some rows at a time."""
         made = cls(torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight)))
-        for first in range(0, len(weight), _ROWS_AT_ONCE):
-            rows = slice(first, first + _ROWS_AT_ONCE)
+        count = max(ELEMENTS_AT_ONCE // weight.shape[1], 1)
+
+        def fill(first: int) -> None:
+            rows = slice(first, first + count)
             part = rotated(weight[rows])
             made.scales[rows] = output_scales(part)
             made.weight[rows] = rounded(part, made.scales[rows])
+
+        on_threads(fill, range(0, len(weight), count))
         return made
 
 
