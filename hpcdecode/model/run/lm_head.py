@@ -100,7 +100,7 @@ class LmHead:
             rounded = quantize.rounded(part, scale)
             rows = slice(first * GROUP, first * GROUP + len(part))
             whole[rows], scales[rows], norms[own, 0] = rounded, scale, _norms(part).view(-1, GROUP)
-            norms[own, 1] = _norms(part.sub_(rounded.mul_(scale[:, None]))).view(-1, GROUP)
+            norms[own, 1] = _norms(part - rounded.mul_(scale[:, None])).view(-1, GROUP)
 
         on_threads(fill, range(0, len(weight), groups))
         return packed_weights.int8_rows(whole[: self.outputs], scales[: self.outputs])

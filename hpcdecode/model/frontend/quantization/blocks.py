@@ -25,6 +25,7 @@ from hpcdecode.model.frontend.quantization.formats import ScaleBlock, WeightForm
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
 from hpcdecode.model.frontend.quantization.grids import Mxfp4Experts, PackedIntegers, ScaledGrid
 
+Coded = PackedColumns | ScaledGrid | Int8Rows | Mxfp4Experts  # whose codes blocks hold as they are stored
 Parts = Mapping[str, Tensor]
 BlockRows = Callable[[int, int], Tensor]  # from one row up to the row before another: uint8 [rows, bytes]
 MOST_SCALE = 128  # of FP8, which is 448 at most
@@ -72,7 +73,7 @@ def blocks_of(name: str, form: WeightFormat, parts: Parts, inputs: int, by_colum
     count = inputs // BLOCKS[name].inputs
     if isinstance(form, FourBits):
         return _nf4(parts, count)
-    assert isinstance(form, PackedColumns | ScaledGrid | Int8Rows | Mxfp4Experts), "others are not held in blocks"
+    assert isinstance(form, Coded), "others are not held in blocks"
     if by_column and isinstance(form, ScaledGrid):
         turned = form.block and ScaleBlock(form.block.columns, form.block.rows)
         form, parts = replace(form, block=turned), {role: part.t() for role, part in parts.items()}
@@ -81,9 +82,7 @@ def blocks_of(name: str, form: WeightFormat, parts: Parts, inputs: int, by_colum
     return _scaled(name, form, parts, count)
 
 
-def _scaled(
-    name: str, form: PackedColumns | ScaledGrid | Int8Rows | Mxfp4Experts, parts: Parts, count: int
-) -> BlockRows:
+def _scaled(name: str, form: Coded, parts: Parts, count: int) -> BlockRows:
     """Return the same for blocks of codes as they are stored behind what holds for all of them, `count` a row."""
     size, shared = BLOCKS[name], form.scale_block()
     unsigned = name in ("Q8_0", "i8") and isinstance(form, PackedColumns | PackedIntegers)
@@ -126,7 +125,7 @@ def _nf4(parts: Parts, count: int) -> BlockRows:
     return rows
 
 
-def _nvfp4(form: PackedColumns | ScaledGrid | Int8Rows | Mxfp4Experts, parts: Parts, count: int) -> BlockRows:
+def _nvfp4(form: Coded, parts: Parts, count: int) -> BlockRows:
     def rows(first: int, last: int) -> Tensor:
         scales = parts["scale"][first:last].contiguous().view(torch.uint8).unflatten(1, (count, -1))
         return _joined(
