@@ -46,7 +46,8 @@ class Parser(argparse.ArgumentParser):
             if first.startswith("-"):
                 first = first.partition("=")[0]
                 self.error(f"expected a known flag, got {first}{near(first, flags)}")
-            self.error(f"expected no further argument, got {first!r}")
+            meant = f"; did you mean --prompts {first}?" if "--prompts" in flags else ""
+            self.error(f"expected no further argument, got {first!r}{meant}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:

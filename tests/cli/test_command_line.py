@@ -28,6 +28,9 @@ WRONG = {
     "generate -q -v p": "-v/--verbose: expected to be alone, got -q/--quiet too",
     "export": "export: error: expected OUT.h5, got none",
     "doctor x": "doctor: error: expected no further argument, got 'x'",
+    "plan --model m x.jsonl": (
+        "plan: error: expected no further argument, got 'x.jsonl'; did you mean --prompts x.jsonl?"
+    ),
     "bench productz": "expected one of .*; got 'productz'; did you mean products[?]",
 }
 
