@@ -2,8 +2,8 @@
 
 | blocks | what they hold |
 |---|---|
-| Q8_0, i8 | int8 times a scale: float16 for 32 inputs, or float32 for 128 or all |
-| i4 | codes of 4 bits less a zero point, times a scale: both float16 for 32 inputs |
+| Q8_0, i8 | int8, or 5 to 7 bits less a zero point, times a scale: float16 for 32 inputs, or float32 for 128 or all |
+| i4 | codes of 2 to 4 bits less a zero point, times a scale: both float16 for 32 inputs |
 | f8 | FP8 times a float32 scale for 128 inputs or all |
 | mx8, mx4 | FP8 and FP4 times a power of two for 32 inputs |
 | nf4 | numbers of NormalFloat4 (QLoRA, arXiv:2305.14314) times a float32 scale for 64 inputs |
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.model.frontend.quantization.bitsandbytes import FourBits, Int8Rows
-from hpcdecode.model.frontend.quantization.few_bits import BLOCKS
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, BYTE, NIBBLE
 from hpcdecode.model.frontend.quantization.formats import ScaleBlock, WeightFormat, WrongTensorsError, spread
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
 from hpcdecode.model.frontend.quantization.grids import Mxfp4Experts, PackedIntegers, ScaledGrid
@@ -83,9 +83,8 @@ def blocks_of(name: str, form: WeightFormat, parts: Parts, inputs: int, by_colum
 
 
 def _scaled(name: str, form: Coded, parts: Parts, count: int) -> BlockRows:
-    """Return the same for blocks of codes as they are stored behind what holds for all of them, `count` a row."""
+    """Return the same for blocks of codes behind what holds for all of them, `count` a row."""
     size, shared = BLOCKS[name], form.scale_block()
-    unsigned = name in ("Q8_0", "i8") and isinstance(form, PackedColumns | PackedIntegers)
 
     def grid(role: str, first: int, last: int) -> Tensor:
         rows, columns = shared.rows or 1, shared.columns and shared.columns // size.inputs
@@ -94,14 +93,27 @@ def _scaled(name: str, form: Coded, parts: Parts, count: int) -> BlockRows:
         wide = spread(own, ScaleBlock(shared.rows, columns), last - first + skipped, count)
         return wide[skipped:].expand(last - first, count)
 
+    def codes(first: int, last: int) -> Tensor:
+        bits = form.bits if isinstance(form, PackedColumns | PackedIntegers) else None
+        if bits in (None, NIBBLE):
+            return in_blocks(form.stored(parts, first, last))
+        assert isinstance(form, PackedColumns | PackedIntegers), "others have no such codes"
+        if bits == BYTE:
+            return in_blocks(form.stored(parts, first, last)) ^ MIDDLE
+        each = in_blocks(form.codes(parts, first, last))
+        if name == "i4":
+            return each[..., ::2] | each[..., 1::2] << NIBBLE
+        return (each.short() - grid("zero", first, last).short()[..., None]).to(torch.int8)
+
+    def in_blocks(codes: Tensor) -> Tensor:
+        of_blocks: Tensor = codes[:, : codes.shape[1] // count * count].unflatten(1, (count, -1))
+        return of_blocks
+
     def rows(first: int, last: int) -> Tensor:
         heads = [_head(name, grid("scale", first, last))]
         if name == "i4":
             heads.append(grid("zero", first, last).half())
-        codes = form.stored(parts, first, last)
-        each = (size.bytes - sum(head.itemsize for head in heads)) * count
-        codes = codes[:, :each].unflatten(1, (count, -1))
-        return _joined(*heads, codes ^ MIDDLE if unsigned else codes)
+        return _joined(*heads, codes(first, last))
 
     return rows
 

@@ -49,7 +49,8 @@ GGUF_BLOCKS = {  # types of GGUF that GEMMs take as they are
     "IQ4_XS": BlockSize(256, 136),
     "MXFP4": BlockSize(32, 17),
 }
-INT8_BLOCKS = "Q8_0"  # what holds integers of 8 bits, of other formats too
+NIBBLE, BYTE = 4, 8  # bits that integers take: of fewer than 4 as many as those of 4
+INT8_BLOCKS = "Q8_0"  # what holds integers of 5 to 8 bits, of other formats too
 INT8_FLOAT32 = "i8"  # what does if float16 does not hold their scales
 OWN_BLOCKS = {
     INT8_FLOAT32: BlockSize(32, 36),
@@ -108,19 +109,23 @@ def _own_blocks(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape
 
 
 def _int8_blocks(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shape: tuple[int, ...]) -> str | None:
-    """Return what holds the numbers if they are int8 times scales, for at least 32 inputs each; else None."""
+    """Return what holds the numbers if they are int8 times scales, for at least 32 inputs each; else None.
+
+    Integers of 5 to 7 bits less their zero points are int8.
+    """
     if isinstance(form, Int8Rows):
-        eight, block = True, CHANNEL
+        bits, block = BYTE, CHANNEL
     elif isinstance(form, PackedColumns):
-        eight, block = form.bits == 8, ScaleBlock(1, form.group_size)
-    elif isinstance(form, ScaledGrid):
-        eight = form.bits == 8 if isinstance(form, PackedIntegers) else form.decoded is integer
+        bits, block = form.bits, form.scale_block()
+    elif isinstance(form, ScaledGrid) and (isinstance(form, PackedIntegers) or form.decoded is integer):
+        bits = form.bits if isinstance(form, PackedIntegers) else BYTE
         block = form.block_of(parts["scale"].shape, shape)
     else:
         return None
-    if not eight or len(shape) != 2 or shape[1] % BLOCKS[INT8_BLOCKS].inputs or "overall" in parts:
+    if bits <= NIBBLE or len(shape) != 2 or shape[1] % BLOCKS[INT8_BLOCKS].inputs or "overall" in parts:
         return None
-    if "zero" in parts and not (isinstance(form, PackedColumns) and form.is_centred(parts["zero"]())):
+    centred = bits < BYTE or (isinstance(form, PackedColumns) and form.is_centred(parts["zero"]()))
+    if "zero" in parts and not centred:
         return None
     halves = not isinstance(form, Int8Rows) and _are_halves(parts["scale"])
     name = INT8_BLOCKS if halves else INT8_FLOAT32
@@ -167,12 +172,12 @@ def _named(
 ) -> tuple[str, ScaleBlock] | None:
     """Return a type of blocks, and which elements share a scale; None if there is none."""
     if isinstance(form, PackedColumns):
-        return ("i4", form.scale_block()) if form.bits == 4 else None
+        return ("i4", form.scale_block()) if form.bits <= NIBBLE else None
     if not isinstance(form, ScaledGrid) or "overall" in parts:
         return None
     block = form.block_of(parts["scale"].shape, shape)
     if isinstance(form, PackedIntegers):
-        return ("i4", block) if form.bits == 4 else None
+        return ("i4", block) if form.bits <= NIBBLE else None
     if "zero" in parts:
         return None
     if form.decoded is fp8:

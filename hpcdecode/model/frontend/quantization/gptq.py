@@ -95,6 +95,10 @@ class PackedColumns(WeightFormat):
         """Return the codes of some outputs, one behind the other, the lowest bits first: uint8 [outputs, bytes]."""
         raise NotImplementedError
 
+    def codes(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        """Return the codes of some outputs, one a byte: uint8 [outputs, in]."""
+        return self._codes(parts["codes"], first, last).to(torch.uint8)
+
     def prepared(self, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
         """Return codes, and scales and zero points [out, groups]."""
         scale = finite("scales", parts["scale"].to(torch.float32)).t().contiguous()

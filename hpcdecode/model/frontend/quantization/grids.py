@@ -218,14 +218,21 @@ class PackedIntegers(ScaledGrid):
 
     def rows(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
         """Return rows of a weight."""
-        columns = int(parts["columns"])
-        codes = unpacked(parts["codes"][first:last], self.bits)[:, :columns]
+        codes = self._codes(parts, first, last)
+        columns = codes.shape[1]
         grids = [self._part_of(parts[role], first, last) for role in ("scale", "zero")]
         if "group" in parts:
             wide = [grid if grid.shape[1] == 1 else grid.index_select(1, parts["group"]) for grid in grids]
         else:
             wide = [spread(grid, self.block or CHANNEL, len(codes), columns) for grid in grids]
         return affine(codes, *wide)
+
+    def codes(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        """Return the codes of some rows, one a byte: uint8 [rows, columns]."""
+        return self._codes(parts, first, last).to(torch.uint8)
+
+    def _codes(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        return unpacked(parts["codes"][first:last], self.bits)[:, : int(parts["columns"])]
 
 
 def gridded(scales: Tensor, grid: tuple[int, ...]) -> Tensor:
