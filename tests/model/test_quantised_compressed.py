@@ -37,6 +37,7 @@ KEPT = {
     "FP8 channels": "f8",
     "FP8 naive": "f8",
     "MXFP4": "mx4",
+    "MXFP6": "mx8",
     "MXFP8": "mx8",
     "NVFP4": "nvfp4",
 }

@@ -14,6 +14,7 @@ from hpcdecode.model.frontend.held import AS_STORED, NOT_HELD, Held
 from hpcdecode.model.frontend.membership import WeightCut
 from hpcdecode.model.frontend.quantization.bitsandbytes import FourBits, Int8Rows
 from hpcdecode.model.frontend.quantization.formats import CHANNEL, ScaleBlock, WeightFormat
+from hpcdecode.model.frontend.quantization.fp6 import fp6
 from hpcdecode.model.frontend.quantization.gptq import PackedColumns
 from hpcdecode.model.frontend.quantization.grids import Mxfp4Experts, PackedIntegers, ScaledGrid, fp4, fp8, integer
 from hpcdecode.model.frontend.tensors import CheckpointTensor
@@ -180,6 +181,6 @@ def _named(
         return ("i4", block) if form.bits <= NIBBLE else None
     if "zero" in parts:
         return None
-    if form.decoded is fp8:
+    if form.decoded in (fp8, fp6):
         return "mx8" if parts["scale"].dtype in POWERS else "f8", block
     return ("mx4", block) if form.decoded is fp4 and block == ScaleBlock(1, 32) else None

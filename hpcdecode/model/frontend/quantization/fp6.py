@@ -25,12 +25,22 @@ def fp6_table() -> Tensor:
     return torch.where(codes > 31, -sizes, sizes)
 
 
+@functools.cache
+def as_fp8() -> Tensor:
+    """Return the FP8 numbers (E4M3) that the FP6 numbers of codes are, uint8 [64]."""
+    return fp6_table().to(torch.float8_e4m3fn).view(torch.uint8)
+
+
 def fp6(codes: Tensor) -> Tensor:
     """Return the FP6 numbers in bytes [..., n], float32 [..., 4 n / 3] (OCP Microscaling, E2M3)."""
+    return fp6_table()[each_code(codes)]
+
+
+def each_code(codes: Tensor) -> Tensor:
+    """Return the codes of 6 bits in bytes [..., n], int32 [..., 4 n / 3]."""
     parts = codes.unflatten(-1, (-1, 3)).to(torch.int32)
     words = parts[..., 0] | parts[..., 1] << 8 | parts[..., 2] << 16
-    four = torch.stack([words >> first & 63 for first in (0, 6, 12, 18)], -1)
-    return fp6_table()[four].flatten(-2)
+    return torch.stack([words >> first & 63 for first in (0, 6, 12, 18)], -1).flatten(-2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +53,10 @@ class Mxfp6(ScaledGrid):
     decoded: Callable[[Tensor], Tensor] = fp6
     scale_dtypes: frozenset[str] = BYTES | {"F8_E8M0"}
     ending: str = "_packed"
+
+    def stored(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        """Return the numbers of some rows as FP8, which holds them: uint8 [rows, columns]."""
+        return as_fp8()[each_code(parts["codes"][first:last])]
 
     def _full_shape(self, parts: Mapping[str, CheckpointTensor]) -> tuple[int, ...]:
         *rows, width = parts["codes"].shape or (0,)
