@@ -84,8 +84,8 @@ class RoundedWeight(NamedTuple):
         def fill(first: int) -> None:
             rows = slice(first, first + count)
             part = rotated(weight[rows])
-            made.scales[rows] = output_scales(part)
-            made.weight[rows] = rounded(part, made.scales[rows])
+            scales = output_scales(part)
+            made.weight[rows], made.scales[rows] = rounded(part, scales), scales
 
         on_threads(fill, range(0, len(weight), count))
         return made

@@ -22,6 +22,7 @@ from hpcdecode.system.threads import ELEMENTS_AT_ONCE, on_threads
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
 LARGE_BYTES = 32 << 20
 CODES_OF_FLOAT32 = 4  # that take as many bytes, at least
+SAMPLED_ROWS = 32  # at most: a multiple of those that are computed at once, or a part of a block of scales
 
 
 class DequantisedTensor:
@@ -106,7 +107,7 @@ class DequantisedTensor:
         return self._first_rows(self._prepared())
 
     def _first_rows(self, parts: Mapping[str, Tensor]) -> Tensor:
-        return self._form.rows(parts, 0, min(self._form.rows_at_once(), self.shape[-2]))
+        return self._form.rows(parts, 0, min(self._form.rows_at_once(), SAMPLED_ROWS, self.shape[-2]))
 
     def _block_type(self, by_column: bool) -> str:
         held = self.few_bits()
