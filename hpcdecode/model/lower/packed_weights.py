@@ -15,16 +15,15 @@ from torch import Tensor
 from hpcdecode._ops_cpu import AdapterProduct, AdapterSum, Op, Product, pack_weights
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.meta import Meta
+from hpcdecode.model.lower import quantize
 from hpcdecode.model.lower.few_bits import ALL_FORMS, form_of
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import Stage, TokenRows
 from hpcdecode.system.shared_memory import PrivateMemory, WeightMemory
-from hpcdecode.system.threads import ELEMENTS_AT_ONCE
 
 GROUP = 32  # outputs
 HALF = GROUP // 2
 WORD = torch.int32
-EXACT_SUM = 1 << 24  # up to which float32 has all whole numbers
 UNSIGNED = 128  # added to int8 inputs: a factor of these GEMMs must be unsigned
 PRIVATE = PrivateMemory()
 
@@ -249,15 +248,7 @@ def gated_rows(one: Tensor, other: Tensor, biases: Sequence[Tensor]) -> WeightRo
 
 def int8_rows(weight: Tensor, scales: Tensor) -> WeightRows:
     """Return what is packed for the int8 `weight` [out, in] that stands for weight * scales[:, None]."""
-    return WeightRows([weight], [_sums(weight) * -UNSIGNED, scales])
-
-
-def _sums(weight: Tensor) -> Tensor:
-    """Return the sums of the rows of an int8 weight, int32, in float32 where that holds them exactly."""
-    inputs = weight.shape[1]
-    if inputs > EXACT_SUM // UNSIGNED:
-        return weight.sum(1, dtype=WORD)
-    return torch.cat([rows.float().sum(1).to(WORD) for rows in weight.split(max(ELEMENTS_AT_ONCE // inputs, 1))])
+    return WeightRows([weight], [quantize.row_sums(weight) * -UNSIGNED, scales])
 
 
 def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 INT8_MAX = 127
+EXACT_SUM = 1 << 24  # up to which float32 has all whole numbers
 MIN_SCALE = 1e-30  # of zeros
 LEAST_RUN, MOST_RUN, MOST_RUNS = 16, 4096, 16  # elements of a run of a rotation, and runs that are mixed
 MAX_INPUTS_PER_OUTPUT = 16  # a projection of more, such as a router of experts, stays as it is
@@ -99,6 +100,20 @@ def output_scales(weight: Tensor) -> Tensor:
 def rounded(weight: Tensor, scales: Tensor) -> Tensor:
     """Return a weight [out, in] over the scales [out] of its outputs, as whole numbers in float32."""
     return (weight.float() / scales[:, None]).round_()
+
+
+def row_sums(weight: Tensor) -> Tensor:
+    """Return the sums of the rows of an int8 weight [out, in], int32 [out]; in float32 where that has them exactly."""
+    inputs = weight.shape[1]
+    if inputs > EXACT_SUM // (INT8_MAX + 1):
+        return weight.sum(1, dtype=torch.int32)
+    made, rows = torch.empty(len(weight), dtype=torch.int32), max(ELEMENTS_AT_ONCE // inputs, 1)
+
+    def fill(first: int) -> None:
+        made[first : first + rows] = weight[first : first + rows].float().sum(1)
+
+    on_threads(fill, range(0, len(weight), rows))
+    return made
 
 
 def onednn_packed(weight: Tensor, tokens: int) -> Tensor:
