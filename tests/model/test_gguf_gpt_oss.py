@@ -14,7 +14,7 @@ from hpcdecode.model.run.load import ModelPart
 from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.gguf_files import GPT_OSS, GPT_OSS_VALUES, write
 from tests.support.models import Attention, save, step
-from tests.support.quantised import forms
+from tests.support.quantised import check_parts, forms
 
 UP = "blk.1.ffn_up_exps.weight"
 
@@ -43,13 +43,18 @@ def test_experts_stay_in_mxfp4(made, dtype):
     assert weight_bytes(made.file, torch.bfloat16, "auto") < 0.6 * weight_bytes(made.file, torch.bfloat16)
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("F16", {"float16"}), ("Q8_0", set())])
+@pytest.mark.parametrize(("kind", "kept"), [("F16", "float16"), ("Q8_0", "Q8_0"), ("Q4_0", "Q4_0")])
 def test_experts_in_other_types(tmp_path, kind, kept):
-    """Blocks of GGUF go along the inputs, and so by the columns of this weight: those are dequantised."""
+    """Blocks of GGUF go along the inputs, and so by the columns of this weight."""
     made = make(tmp_path, kind)
     found = load_split(made.file, dtype="float32", quantised="auto")
-    assert set(forms(found)) - {"Q8_0", None} == kept
+    assert {r.bits for s in found._slices.values() for t in s.stretches for r in experts_of(t.compiled)} == {kept}
     assert torch.equal(logits(made.file, "float32", quantised="auto"), logits(made.plain, "float32"))
+    check_parts(made.file)
+
+
+def experts_of(compiled):
+    return [recipe for recipe in compiled.recipes if recipe.form.endswith("experts")]
 
 
 @pytest.mark.parametrize("ep", [False, True])
