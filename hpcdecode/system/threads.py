@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch import Tensor
 
 ELEMENTS_AT_ONCE = 1 << 18  # float32 numbers that fit into a core's cache
 
@@ -27,3 +28,20 @@ def on_threads(work: Callable[[int], None], items: Sequence[int]) -> None:
                 pass
     finally:
         torch.set_num_threads(threads)
+
+
+def fill_rows(made: Tensor, rows: int, of: Callable[[int, int], Tensor]) -> Tensor:
+    """Fill a tensor on threads, so many rows at a time, and return it.
+
+    Args:
+        made: The tensor.
+        rows: Rows at a time.
+        of: Returns those from one row up to the row before another.
+    """
+
+    def fill(first: int) -> None:
+        last = min(first + rows, len(made))
+        made[first:last] = of(first, last)
+
+    on_threads(fill, range(0, len(made), rows))
+    return made

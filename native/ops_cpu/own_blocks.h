@@ -32,21 +32,17 @@ struct Nvfp4 : Nvfp4Layout {
     }
 };
 
-struct I8 : I8Layout {
+// A float32 scale, then codes of a byte.
+template <class Layout>
+struct ScaledBytes : Layout {
     static constexpr int64_t kBytes = 36, kInputs = 32;
     static void pack(const char* from, const Place& to) {
         to.number(float_at(from));
-        for (int i = 0; i < 32; ++i) to.code<I8>(byte(from, 4 + i), i);
+        for (int i = 0; i < 32; ++i) to.code<Layout>(byte(from, 4 + i), i);
     }
 };
-
-struct F8 : Fp8Layout {
-    static constexpr int64_t kBytes = 36, kInputs = 32;
-    static void pack(const char* from, const Place& to) {
-        to.number(float_at(from));
-        for (int i = 0; i < 32; ++i) to.code<F8>(byte(from, 4 + i), i);
-    }
-};
+using I8 = ScaledBytes<I8Layout>;
+using F8 = ScaledBytes<Fp8Layout>;
 
 struct I4 : Int4Layout {
     static constexpr int64_t kBytes = 20;

@@ -4,8 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "code_layout.h"
-#include "product.h"
+#include "block_place.h"
 #include "rounding.h"
 #include "team.h"
 
@@ -13,7 +12,6 @@ namespace hpcdecode::ops {
 namespace {
 
 constexpr int kLargestGroup = 128;  // inputs
-constexpr int kHalf = kPanel / 2;
 
 // A group of an output's weights, and what they become.
 struct Group {
@@ -49,11 +47,10 @@ struct Int4Codes : Int4Layout {
         return {scale, zero};
     }
 
-    static void store(const Scales& scales, int output, char* to) {
-        std::memcpy(to + output * 2, &scales.scale, 2);
-        std::memcpy(to + (kHalf + output) * 2, &scales.zero, 2);
+    static void store(const Scales& scales, const Place& to) {
+        to.half(0, reinterpret_cast<const char*>(&scales.scale));
+        to.half(1, reinterpret_cast<const char*>(&scales.zero));
     }
-    static void store(uint8_t code, int input, int output, char* block) { store_nibble(code, input, output, block); }
 };
 
 struct Mxfp4Codes : Mxfp4Layout {
@@ -87,8 +84,7 @@ struct Mxfp4Codes : Mxfp4Layout {
         return errors;
     }
 
-    static void store(Scales scale, int output, char* to) { to[output] = static_cast<char>(scale); }
-    static void store(uint8_t code, int input, int output, char* block) { store_fp4(code, input, output, block); }
+    static void store(Scales scale, const Place& to) { to.byte_at(0, scale); }
 };
 
 struct Fp8Codes : Fp8Layout {
@@ -104,8 +100,7 @@ struct Fp8Codes : Fp8Layout {
         for (int i = 0; i < g.count; ++i) g.codes[i] = to_fp8(std::min(std::max(g.w[i] / scale, -448.0f), 448.0f));
     }
 
-    static void store(Scales scale, int output, char* to) { std::memcpy(to + output * 4, &scale, 4); }
-    static void store(uint8_t code, int input, int output, char* block) { store_byte(code, input, output, block); }
+    static void store(Scales scale, const Place& to) { to.number(scale); }
 };
 
 // For the largest number the smallest exponent: then the others have the most digits.
@@ -120,8 +115,7 @@ struct Mxfp8Codes : Mxfp8Layout {
         return static_cast<uint8_t>(stored);
     }
 
-    static void store(Scales scale, int output, char* to) { to[output] = static_cast<char>(scale); }
-    static void store(uint8_t code, int input, int output, char* block) { store_byte(code, input, output, block); }
+    static void store(Scales scale, const Place& to) { to.byte_at(0, scale); }
 };
 
 struct Work {
@@ -137,16 +131,15 @@ struct Work {
         std::memcpy(to, bias + first, count * sizeof(float));
         Group g{0, {}, {}};
         for (int64_t r = 0; r < count; ++r) {
-            const int output = static_cast<int>(r % kHalf);
             char* scales = to + kPanel * 4 + r / kHalf * half_bytes<Codes>(inputs);
             char* codes = scales + scale_bytes<Codes>(inputs);
             for (int64_t i = 0; i < inputs; i += Codes::kGroup) {
                 g.count = static_cast<int>(std::min(Codes::kGroup, inputs - i));
                 read(weight.rows[first + r], i, g);
-                Codes::store(Codes::round(g), output, scales + i / Codes::kGroup * Codes::kScaleBytes);
-                for (int j = 0; j < g.count; ++j)
-                    Codes::store(g.codes[j], j % static_cast<int>(kBlockInputs), output,
-                                 codes + (i + j) / kBlockInputs * Codes::kBlockBytes);
+                const Place place{scales + i / Codes::kGroup * Codes::kScaleBytes,
+                                  codes + i / kBlockInputs * Codes::kBlockBytes, static_cast<int>(r % kHalf), 0};
+                Codes::store(Codes::round(g), place);
+                for (int j = 0; j < g.count; ++j) place.code<Codes>(g.codes[j], j);
             }
         }
     }

@@ -16,8 +16,8 @@ from hpcdecode.config import EngineOptions
 from hpcdecode.engine.weight_facts import weight_facts
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
-from hpcdecode.model.frontend.quantization import plain
 from hpcdecode.model.run.weight_size import weight_bytes
+from hpcdecode.system.threads import on_threads
 from tests.support.models import LATENT, save
 from tests.support.quantised import PROJECTIONS, check, check_parts, edit, kept, logits, pair, state, write
 from tests.support.tiny import tiny
@@ -277,10 +277,10 @@ def test_threads_compute_the_same_and_are_as_many_afterwards(threads):
     found = [0] * 40
     try:
         torch.set_num_threads(threads)
-        plain.on_threads(lambda i: found.__setitem__(i, torch.get_num_threads()), range(40))
+        on_threads(lambda i: found.__setitem__(i, torch.get_num_threads()), range(40))
         assert torch.get_num_threads() == threads and found == [1] * 40
         with pytest.raises(ZeroDivisionError):
-            plain.on_threads(lambda i: 1 // (i - 7), range(40))
+            on_threads(lambda i: 1 // (i - 7), range(40))
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

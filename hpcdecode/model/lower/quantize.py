@@ -18,7 +18,7 @@ from torch import Tensor
 from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa
 from hpcdecode.model.frontend.rows import as_rows, as_tokens
-from hpcdecode.system.threads import ELEMENTS_AT_ONCE, on_threads
+from hpcdecode.system.threads import ELEMENTS_AT_ONCE, fill_rows, on_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -107,13 +107,8 @@ def row_sums(weight: Tensor) -> Tensor:
     inputs = weight.shape[1]
     if inputs > EXACT_SUM // (INT8_MAX + 1):
         return weight.sum(1, dtype=torch.int32)
-    made, rows = torch.empty(len(weight), dtype=torch.int32), max(ELEMENTS_AT_ONCE // inputs, 1)
-
-    def fill(first: int) -> None:
-        made[first : first + rows] = weight[first : first + rows].float().sum(1)
-
-    on_threads(fill, range(0, len(weight), rows))
-    return made
+    made = torch.empty(len(weight), dtype=torch.int32)
+    return fill_rows(made, max(ELEMENTS_AT_ONCE // inputs, 1), lambda first, last: weight[first:last].float().sum(1))
 
 
 def onednn_packed(weight: Tensor, tokens: int) -> Tensor:

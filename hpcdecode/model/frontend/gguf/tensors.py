@@ -17,7 +17,7 @@ from hpcdecode.model.frontend.held import HELD_AS_STORED, NOT_HELD, Held
 from hpcdecode.model.frontend.mapped import MappedFile
 from hpcdecode.model.frontend.quantization.few_bits import GGUF_BLOCKS
 from hpcdecode.model.frontend.quantization.plain import NAMES, empty
-from hpcdecode.system.threads import ELEMENTS_AT_ONCE, on_threads
+from hpcdecode.system.threads import ELEMENTS_AT_ONCE, fill_rows
 
 SCALED_TWICE = ("NVFP4",)  # whose second scales are tensors of their own
 FLOATS = ("F32", "F16")  # types of one element a block that are no formats of quants.py
@@ -88,12 +88,7 @@ class GgufTensor:
     def __call__(self) -> Tensor:
         """Dequantise it, some rows at a time."""
         weight = empty((len(self._rows), self._columns), self._torch_dtype)
-        step = max(ELEMENTS_AT_ONCE // self._columns, 1)
-
-        def fill(first: int) -> None:
-            weight[first : first + step] = self._values(first, first + step)
-
-        on_threads(fill, range(0, len(self._rows), step))
+        fill_rows(weight, max(ELEMENTS_AT_ONCE // self._columns, 1), self._values)
         if self._change.rows is not None:
             weight = self._change.rows.undo(weight.view(self._stored))
         if self._change.columns is not None:

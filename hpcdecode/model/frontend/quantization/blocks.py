@@ -51,8 +51,8 @@ def block_parts(name: str, form: WeightFormat, stored: Parts, shape: tuple[int, 
         assert isinstance(form, ScaledGrid), "others have no scale of the whole weight"
         parts["scale"] = stored["scale"]
         parts["overall"] = form.overall(stored["overall"]).reshape(1, 1)
-    if name in ("f8", "mx8") and float(parts["scale"].max()) > MOST_SCALE:
-        raise WrongTensorsError(f"expected scales of FP8 numbers up to {MOST_SCALE}, got {float(parts['scale'].max())}")
+    if name in ("f8", "mx8") and (most := float(parts["scale"].max())) > MOST_SCALE:
+        raise WrongTensorsError(f"expected scales of FP8 numbers up to {MOST_SCALE}, got {most}")
     if name == "i4" and (lost := int((parts["scale"].half().float() != parts["scale"]).sum())):
         _log.info(
             "float16 does not hold %d of %d scales of an int4 weight: they were rounded", lost, parts["scale"].numel()
@@ -94,11 +94,9 @@ def _scaled(name: str, form: Coded, parts: Parts, count: int) -> BlockRows:
         return wide[skipped:].expand(last - first, count)
 
     def codes(first: int, last: int) -> Tensor:
-        bits = form.bits if isinstance(form, PackedColumns | PackedIntegers) else None
-        if bits in (None, NIBBLE):
+        if not isinstance(form, PackedColumns | PackedIntegers) or form.bits == NIBBLE:
             return in_blocks(form.stored(parts, first, last))
-        assert isinstance(form, PackedColumns | PackedIntegers), "others have no such codes"
-        if bits == BYTE:
+        if form.bits == BYTE:
             return in_blocks(form.stored(parts, first, last)) ^ MIDDLE
         each = in_blocks(form.codes(parts, first, last))
         if name == "i4":

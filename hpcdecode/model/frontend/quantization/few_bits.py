@@ -125,8 +125,8 @@ def _int8_blocks(form: WeightFormat, parts: Mapping[str, CheckpointTensor], shap
         return None
     if bits <= NIBBLE or len(shape) != 2 or shape[1] % BLOCKS[INT8_BLOCKS].inputs or "overall" in parts:
         return None
-    centred = bits < BYTE or (isinstance(form, PackedColumns) and form.is_centred(parts["zero"]()))
-    if "zero" in parts and not centred:
+    any_zero = bits < BYTE or "zero" not in parts
+    if not any_zero and not (isinstance(form, PackedColumns) and form.is_centred(parts["zero"]())):
         return None
     halves = not isinstance(form, Int8Rows) and _are_halves(parts["scale"])
     name = INT8_BLOCKS if halves else INT8_FLOAT32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from hpcdecode.model.frontend.quantization.scheme import OF_ACTIVATIONS, OF_KV_C
 from hpcdecode.model.frontend.stack import Pieces
 from hpcdecode.model.frontend.tensors import CheckpointTensor
 from hpcdecode.system.memory import huge_zeros
-from hpcdecode.system.threads import ELEMENTS_AT_ONCE, on_threads
+from hpcdecode.system.threads import ELEMENTS_AT_ONCE, fill_rows
 
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' names
 LARGE_BYTES = 32 << 20
@@ -94,11 +95,11 @@ class DequantisedTensor:
             by_column: Whether they are [in, out].
         """
         name = self._block_type(by_column)
-        of_all, prepared = self._block_parts(name), self._prepared()
+        of_all = self._block_parts(name)
 
         def of(i: int) -> tuple[Pieces, Tensor]:
             own = {role: part[i] for role, part in of_all.items()}
-            return (self._in_blocks(name, own, by_column),), self._first_rows({r: p[i] for r, p in prepared.items()})
+            return (self._in_blocks(name, own, by_column),), self._first_rows(own)
 
         return of
 
@@ -126,14 +127,7 @@ class DequantisedTensor:
         outputs, inputs = reversed(self.shape[-2:]) if by_column else self.shape[-2:]
         size, step = BLOCKS[name], self._rows_at_once(max(inputs // CODES_OF_FLOAT32, 1))
         made = torch.empty(outputs, inputs // size.inputs * size.bytes, dtype=torch.uint8)
-        blocks = blocks_of(name, self._form, parts, inputs, by_column)
-
-        def fill(first: int) -> None:
-            last = min(first + step, outputs)
-            made[first:last] = blocks(first, last)
-
-        on_threads(fill, range(0, outputs, step))
-        return made
+        return fill_rows(made, step, blocks_of(name, self._form, parts, inputs, by_column))
 
     def _rows_at_once(self, elements: int) -> int:
         """Return how many rows of so many float32 numbers a thread computes at once."""
@@ -143,14 +137,7 @@ class DequantisedTensor:
     def _filled(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Return a matrix, computed some rows at a time."""
         matrix = empty(self.shape[-2:], self._torch_dtype)
-        rows, step = len(matrix), self._rows_at_once(self.shape[-1])
-
-        def fill(first: int) -> None:
-            last = min(first + step, rows)
-            matrix[first:last] = self._form.rows(parts, first, last)
-
-        on_threads(fill, range(0, rows, step))
-        return matrix
+        return fill_rows(matrix, self._rows_at_once(self.shape[-1]), partial(self._form.rows, parts))
 
     def _wrong(self, error: WrongTensorsError) -> UserError:
         return UserError(
