@@ -152,12 +152,14 @@ void ExpertProduct::multiply(const Call& call, const Unit& unit, const Rows& gat
     const auto visit = [&](Tile& tile, int64_t row, int count, int64_t panel) {
         tile.out = results;
         tile.out_bytes = kApart;
+        const int64_t apart = tile.out_apart = count * kApart;
         product_.multiply(tile, count);
-        for (int i = 0; i < count; ++i)
-            std::memcpy(call.out(rows[row + i]) + product_.first_byte(panel), results + i * kApart,
-                        product_.bytes(panel));
+        for (int64_t p = 0; p < tile.panels; ++p)
+            for (int i = 0; i < count; ++i)
+                std::memcpy(call.out(rows[row + i]) + product_.first_byte(panel + p), results + p * apart + i * kApart,
+                            product_.bytes(panel + p));
     };
-    product_.each_tile(unit.count, gathered, call.weight_of(unit), unit.panels, next, nullptr, visit);
+    product_.each_tile<true>(unit.count, gathered, call.weight_of(unit), unit.panels, next, nullptr, visit);
 }
 
 // Computes a unit whose outputs are updated; returns false, and computes nothing, if no row of it has an adapter.

@@ -115,9 +115,10 @@ void Product::run(int64_t rows, const Rows& x, const Rows& weight, const Rows& o
     const auto visit = [&](Tile& tile, int64_t row, int count, int64_t panel) {
         tile.out = out.data + row * out.row_bytes + first_byte(panel);
         tile.out_bytes = out.row_bytes;
+        tile.out_apart = columns_ * out_size_;
         multiply(tile, count);
     };
-    each_tile(rows, x, weight, own(member, members), next, beside, visit);
+    each_tile<true>(rows, x, weight, own(member, members), next, beside, visit);
 }
 
 // Returns the plain panel, in memory of the thread that the next one takes.
@@ -136,8 +137,9 @@ void Product::multiply(Tile& tile, int rows) const {
     alignas(kLine) char results[kMostTileRows * kPanel * sizeof(float)];
     char* const out = std::exchange(tile.out, results);
     const int64_t out_bytes = std::exchange(tile.out_bytes, kPanel * out_size_);
+    const int64_t apart = std::exchange(tile.out_apart, rows * kPanel * out_size_);
     compute(tile, rows);
-    gate_(rows, results, out, out_bytes);
+    for (int i = 0; i < tile.panels; ++i) gate_(rows, results + i * tile.out_apart, out + i * apart, out_bytes);
 }
 
 }  // namespace hpcdecode::ops

@@ -28,7 +28,7 @@ constexpr int kTileRows = 14;       // rows that share a pass over a panel, beca
 constexpr int kDirectRows = 20;     // the same where the sums of half a panel do, and weights are expanded in registers
 constexpr int kMostTileRows = 128;  // the same where sums wait in memory, in tile registers: the most that there are
 
-// The work of one kernel call: some rows by a panel.
+// The work of one kernel call: some rows by a panel, or by two that lie one after the other.
 struct Tile {
     const char* x;    // or its values (row_values.h)
     int64_t x_bytes;  // from row to row, as out_bytes
@@ -36,9 +36,12 @@ struct Tile {
     int64_t words;
     char* out;
     int64_t out_bytes;
-    int columns;               // of the panel's outputs, the first are wanted
+    int columns;               // of the last panel's outputs, the first are wanted
     Lines next;                // to fetch meanwhile, a cache line a word at most
     bool in_few_bits = false;  // the panel is in the weight's form, to be expanded in registers
+    int panels = 1;
+    int64_t panel_words = 0;  // from the first panel to the second
+    int64_t out_apart = 0;    // bytes from the first panel's results to the second's
 };
 
 using TileKernel = void (*)(const Tile&, int rows);
@@ -48,6 +51,7 @@ struct DirectTiles {
     TileKernel tile = nullptr;
     int rows = 0;         // of a tile, at most
     bool always = false;  // whether such tiles serve more rows, too; else these take plain panels
+    int paired = 0;       // rows, at most, for which a tile may have two panels
 };
 
 // How a GEMM takes weights and rows.
@@ -105,7 +109,8 @@ class Product {
 
     // Calls visit(tile, row, count, panel) for every tile of some panels; the tile has no `out` yet. Many rows are
     // taken in blocks that stay in a core's cache, and panels in order for each block.
-    template <class Visit>
+    // pairs: Whether tiles may have two panels, of which `panel` is the first.
+    template <bool pairs = false, class Visit>
     void each_tile(int64_t rows, const Rows& x, const Rows& weight, const Panels& panels, const char* next,
                    Beside* beside, const Visit& visit) const;
 
@@ -153,7 +158,7 @@ class Product {
     bool direct(int64_t rows) const { return direct_.tile != nullptr && (direct_.always || rows <= direct_.rows); }
     int64_t blocks(int64_t rows) const;
     const uint32_t* expanded(const uint32_t* panel) const;
-    template <class Visit>
+    template <bool pairs = false, class Visit>
     void each_tile_of(const RowRange& block, const Rows& x, const Rows& weight, const Panels& panels, const char* next,
                       Beside* beside, const Visit& visit) const;
 
@@ -171,18 +176,18 @@ class Product {
     void (*add_)(int64_t count, const char* in, char* out);
 };
 
-template <class Visit>
+template <bool pairs, class Visit>
 void Product::each_tile(int64_t rows, const Rows& x, const Rows& weight, const Panels& panels, const char* next,
                         Beside* beside, const Visit& visit) const {
     const int64_t count = blocks(rows);
     for (int64_t b = 0; b < count; ++b) {
         const int64_t first = share(rows, b, count), last = share(rows, b + 1, count);
         const char* then = b + 1 < count ? reinterpret_cast<const char*>(panel(weight, panels.first)) : next;
-        each_tile_of({first, last}, x, weight, panels, then, beside, visit);
+        each_tile_of<pairs>({first, last}, x, weight, panels, then, beside, visit);
     }
 }
 
-template <class Visit>
+template <bool pairs, class Visit>
 void Product::each_tile_of(const RowRange& block, const Rows& x, const Rows& weight, const Panels& panels,
                            const char* next, Beside* beside, const Visit& visit) const {
     const int64_t rows = block.last - block.first;
@@ -190,17 +195,23 @@ void Product::each_tile_of(const RowRange& block, const Rows& x, const Rows& wei
     const RowValues own(values_, rows, {x.data + block.first * x.row_bytes, x.row_bytes}, heads_ * words_,
                         heads_ * value_bytes_);
     const int64_t most = direct(rows) ? direct_.rows : tile_rows_, tiles = (rows + most - 1) / most;
-    const int64_t panel_bytes = panel_words_ * sizeof(uint32_t);
-    const int64_t ahead = std::min(words_ * kLine * (tiles == 1 ? 2 : 1), panel_bytes);  // bytes that a tile fetches
-    for (int64_t p = panels.first; p < panels.last; ++p) {
+    const bool paired = pairs && direct(rows) && rows <= direct_.paired;
+    for (int64_t p = panels.first, after; p < panels.last; p = after) {
+        const bool both = paired && p + 1 < panels.last && (p + 1) % head_panels_ != 0;
+        after = p + 1 + both;
+        const int64_t panel_bytes = (after - p) * panel_words_ * static_cast<int64_t>(sizeof(uint32_t));
+        const int64_t ahead =
+            std::min(words_ * kLine * (tiles == 1 ? 2 : 1), panel_bytes);  // bytes that a tile fetches
         const uint32_t* from = panel(weight, p);
-        const auto* following = p + 1 < panels.last ? reinterpret_cast<const char*>(from + panel_words_) : next;
+        const auto* following = after < panels.last ? reinterpret_cast<const char*>(panel(weight, after)) : next;
         const uint32_t* shown = expand_ == nullptr || direct(rows) ? from : expanded(from);
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = block.first + share(rows, t, tiles), end = block.first + share(rows, t + 1, tiles);
             const char* from_row =
                 own.rows().data + (row - block.first) * own.rows().row_bytes + p / head_panels_ * value_bytes();
-            Tile tile{from_row, own.rows().row_bytes, shown, words_, nullptr, 0, columns(p), {}, direct(rows)};
+            Tile tile{from_row, own.rows().row_bytes, shown, words_, nullptr, 0, columns(after - 1), {}, direct(rows)};
+            tile.panels = static_cast<int>(after - p);
+            tile.panel_words = panel_words_;
             if (following != nullptr && (t + 1) * ahead <= panel_bytes) {
                 tile.next = {following + t * ahead, following + (t + 1) * ahead};
             } else if (beside != nullptr) {

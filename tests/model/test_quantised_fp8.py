@@ -17,7 +17,7 @@ from hpcdecode.engine.weight_facts import weight_facts
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from hpcdecode.model.run.weight_size import weight_bytes
-from hpcdecode.system.threads import on_threads
+from hpcdecode.system.threads import fill_rows, on_threads
 from tests.support.models import LATENT, save
 from tests.support.quantised import PROJECTIONS, check, check_parts, edit, kept, logits, pair, state, write
 from tests.support.tiny import tiny
@@ -282,6 +282,8 @@ def test_threads_compute_the_same_and_are_as_many_afterwards(threads):
         with pytest.raises(ZeroDivisionError):
             on_threads(lambda i: 1 // (i - 7), range(40))
         assert torch.get_num_threads() == threads
+        with torch.inference_mode():  # whose tensors others must not write to
+            assert torch.equal(fill_rows(torch.empty(9), 2, lambda a, b: torch.arange(a, b).float()), torch.arange(9.0))
     finally:
         torch.set_num_threads(before)
 

@@ -40,36 +40,40 @@ void expand_words(const char* panel, int64_t inputs, uint32_t* out) {
     for (int half = 0; half < 2; ++half) expand_half<Form>(panel, inputs, half, 0, inputs, out + kPanel);
 }
 
-// Multiplies R rows by `count` halves of a panel, from half `first` on.
+// Multiplies R rows by `count` halves of panels, from half `first` on.
 template <class Form, class Out, int R, int count>
 inline void halves(const Tile& t, int first, Lines& next) {
     const int64_t inputs = 2 * t.words;
+    const auto panel_of = [&](int half) { return reinterpret_cast<const char*>(t.panel + half / 2 * t.panel_words); };
     const char *scales[count], *codes[count];
     __m512 sums[R][count];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < count; ++v) {
-        scales[v] = reinterpret_cast<const char*>(t.panel) + kHeadBytes + (first + v) * half_bytes<Form>(inputs);
+        scales[v] = panel_of(first + v) + kHeadBytes + (first + v) % 2 * half_bytes<Form>(inputs);
         codes[v] = scales[v] + scale_bytes<Form>(inputs);
     }
 #pragma GCC unroll 20
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-        for (int v = 0; v < count; ++v) sums[r][v] = Bfloat16::start(t.panel + (first + v) * kLanes);
+#pragma GCC unroll 4
+        for (int v = 0; v < count; ++v) {
+            const auto* head = reinterpret_cast<const uint32_t*>(panel_of(first + v));
+            sums[r][v] = Bfloat16::start(head + (first + v) % 2 * kLanes);
+        }
     const char* x = t.x;
     for (int64_t input = 0; input < inputs; input += kBlockInputs) {
         constexpr int64_t kFetch = count * (Form::kBlockBytes + Form::kScaleBytes * kBlockInputs / Form::kGroup);
         for (int64_t line = 0; line < kFetch && next.begin < next.end; line += kLine, next.begin += kLine)
             __builtin_prefetch(next.begin, 0, 2);
         typename Form::Scales by[count];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < count; ++v) by[v] = Form::scales(scales[v], input);
         for (int i = 0; i < kBlockInputs / 2 / Form::kWords; ++i) {
             if constexpr (Form::kScaleInputs < kBlockInputs)
                 if (begins_group<Form>(i))
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                     for (int v = 0; v < count; ++v) by[v] = Form::scales(scales[v], input + 2 * i * Form::kWords);
             typename Form::Codes some[count];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int v = 0; v < count; ++v) {
                 some[v] = Form::codes(codes[v]);
                 codes[v] += kLoadBytes<Form>;
@@ -77,12 +81,12 @@ inline void halves(const Tile& t, int first, Lines& next) {
 #pragma GCC unroll 8
             for (int k = 0; k < Form::kWords; ++k, x += sizeof(uint32_t)) {
                 Words w[count];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (int v = 0; v < count; ++v) w[v] = Form::next(some[v], by[v]);
 #pragma GCC unroll 20
                 for (int r = 0; r < R; ++r) {
                     const Words a = broadcast(x + r * t.x_bytes);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                     for (int v = 0; v < count; ++v) sums[r][v] = Bfloat16::add(sums[r][v], a, w[v]);
                 }
             }
@@ -90,18 +94,23 @@ inline void halves(const Tile& t, int first, Lines& next) {
     }
 #pragma GCC unroll 20
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < count; ++v) {
-            const int wanted = t.columns - (first + v) * kLanes;
-            if (wanted > 0) Out::store(t.out + r * t.out_bytes, (first + v) * kLanes, wanted, sums[r][v]);
+            const int panel = (first + v) / 2, column = (first + v) % 2 * kLanes;
+            const int wanted = (panel + 1 < t.panels ? kPanel : t.columns) - column;
+            if (wanted > 0) Out::store(t.out + panel * t.out_apart + r * t.out_bytes, column, wanted, sums[r][v]);
         }
 }
 
-// Multiplies R rows by a panel, word by word in order as with `plain` weights.
+constexpr int kWholeRows = 12;  // whose sums of a panel fit the registers
+
+// Multiplies R rows by a panel or two, word by word in order as with `plain` weights.
 template <class Form, class Out, int R>
 void expanding_tile(const Tile& t) {
     Lines next = t.next;
-    if constexpr (R <= 6) {  // sums of both halves fit the registers, and none waits for the one before
+    if constexpr (R <= Form::kPairedRows)
+        if (t.panels == 2) return halves<Form, Out, R, 4>(t, 0, next);
+    if constexpr (R <= kWholeRows) {
         halves<Form, Out, R, 2>(t, 0, next);
     } else {
         halves<Form, Out, R, 1>(t, 0, next);
@@ -119,7 +128,8 @@ template <class Factors>
 struct InRegisters {
     using Form = typename Factors::Words;
     static constexpr FormKernels kKernels = {
-        {form_tiles<Factors, VectorFloat32, VectorToFloat32>, {by_rows<ExpandingTile<Form>, kDirectRows>, kDirectRows}},
+        {form_tiles<Factors, VectorFloat32, VectorToFloat32>,
+         {by_rows<ExpandingTile<Form>, kDirectRows>, kDirectRows, false, Form::kPairedRows}},
         expand_words<Form>,
         by_rounded_rows<Factors>()};
 };

@@ -35,10 +35,11 @@ inline __m512 bytes16(const char* p) {
 }
 
 // A form's codes in registers give word after word of 16 outputs. table: The numbers that codes stand for.
+// kPairedRows: Rows, at most, that are multiplied by two panels at once: with fewer sums each waits for the one before.
 inline constexpr float kWhole[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 template <class Form, const float (&table)[16] = kWhole>
 struct NibbleWords : Form {
-    static constexpr int kWords = 8;
+    static constexpr int kWords = 8, kPairedRows = 2;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     using Scales = Affine512;
     struct Codes {
@@ -151,7 +152,7 @@ struct ByteCodes {
 
 template <class Form>
 struct ByteWords : Form {
-    static constexpr int kWords = 8;
+    static constexpr int kWords = 8, kPairedRows = 0;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     struct Scales {
         __m512 by[2];
@@ -213,7 +214,7 @@ struct Q51Words : AffineByteWords<Q51Layout> {
 
 // A number's exponent grows by that of the scale, unless it is zero.
 struct Mxfp4Words : Mxfp4Layout {
-    static constexpr int kWords = 4;
+    static constexpr int kWords = 4, kPairedRows = 5;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     using Scales = Words;
     using Codes = Words;
@@ -241,7 +242,7 @@ struct Mxfp4Words : Mxfp4Layout {
 // With its bits in the lower exponent's and the upper fraction's place, a float32 is 2^-120 of the number.
 template <class Form>
 struct Fp8ByteWords : Form {
-    static constexpr int kWords = 1;
+    static constexpr int kWords = 1, kPairedRows = 0;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     struct Scales {
         __m512 by[2];
