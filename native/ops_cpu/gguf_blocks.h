@@ -12,7 +12,9 @@ struct Q40 : Int4Layout {
     static void pack(const char* from, const Place& to) {
         to.half(0, from);
         to.half(1, reinterpret_cast<const char*>(&kEight));
-        for (int i = 0; i < 32; ++i) to.code<Q40>(byte(from, 2 + i % 16) >> (i / 16 * 4) & 15, i);
+        uint8_t codes[32];
+        take_halves(from + 2, codes);
+        to.store<Q40>(codes, sizeof codes);
     }
 };
 
@@ -21,20 +23,27 @@ struct Q41 : Q41Layout {
     static void pack(const char* from, const Place& to) {
         to.half(0, from);
         to.half(1, from + 2);
-        for (int i = 0; i < 32; ++i) to.code<Q41>(byte(from, 4 + i % 16) >> (i / 16 * 4) & 15, i);
+        uint8_t codes[32];
+        take_halves(from + 4, codes);
+        to.store<Q41>(codes, sizeof codes);
     }
 };
 
-// Code i, of 5 bits: a fifth bit of each of 32 codes, then the others.
-inline int five_bits(const char* from, int i) {
-    return (byte(from, 4 + i % 16) >> (i / 16 * 4) & 15) | (byte(from, i / 8) >> (i % 8) & 1) << 4;
+// Takes 32 codes of 5 bits: a fifth bit of each, then the others.
+inline void take_five_bits(const char* from, uint8_t* codes) {
+    take_halves(from + 4, codes);
+    for (int i = 0; i < 4; ++i)
+        for (int bit = 0; bit < 8; ++bit) codes[8 * i + bit] |= static_cast<uint8_t>((byte(from, i) >> bit & 1) << 4);
 }
 
 struct Q50 : Q80Layout {
     static constexpr int64_t kBytes = 22;
     static void pack(const char* from, const Place& to) {
         to.half(0, from);
-        for (int i = 0; i < 32; ++i) to.code<Q50>(static_cast<uint8_t>(five_bits(from + 2, i) - 16), i);
+        uint8_t codes[32];
+        take_five_bits(from + 2, codes);
+        for (uint8_t& code : codes) code = static_cast<uint8_t>(code - 16);
+        to.store<Q50>(codes, sizeof codes);
     }
 };
 
@@ -43,7 +52,9 @@ struct Q51 : Q51Layout {
     static void pack(const char* from, const Place& to) {
         to.half(0, from);
         to.half(1, from + 2);
-        for (int i = 0; i < 32; ++i) to.code<Q51>(static_cast<uint8_t>(five_bits(from + 4, i)), i);
+        uint8_t codes[32];
+        take_five_bits(from + 4, codes);
+        to.store<Q51>(codes, sizeof codes);
     }
 };
 
@@ -51,9 +62,20 @@ struct Q80 : Q80Layout {
     static constexpr int64_t kBytes = 34;
     static void pack(const char* from, const Place& to) {
         to.half(0, from);
-        for (int i = 0; i < 32; ++i) to.code<Q80>(byte(from, 2 + i), i);
+        uint8_t codes[32];
+        std::memcpy(codes, from + 2, sizeof codes);
+        to.store<Q80>(codes, sizeof codes);
     }
 };
+
+// Stores the codes of 256 inputs, of(b, i) for input i of 32, b of 8.
+template <class Block, class Of>
+void store_256(const Place& to, const Of& of) {
+    uint8_t codes[256];
+    for (int b = 0; b < 8; ++b)
+        for (int i = 0; i < 32; ++i) codes[b * 32 + i] = static_cast<uint8_t>(of(b, i));
+    to.store<Block>(codes, sizeof codes);
+}
 
 // Puts what a block of 256 inputs begins with: two float16, then 8 scales and 8 leasts of 6 bits in 12 bytes.
 inline void put_levels(const char* from, const Place& to) {
@@ -72,7 +94,7 @@ struct Q4K : Q4KLayout {
     static constexpr int64_t kBytes = 144;
     static void pack(const char* from, const Place& to) {
         put_levels(from, to);
-        for (int i = 0; i < 256; ++i) to.code<Q4K>(byte(from, 16 + i / 64 * 32 + i % 32) >> (i / 32 % 2 * 4) & 15, i);
+        store_256<Q4K>(to, [from](int b, int i) { return byte(from, 16 + b / 2 * 32 + i) >> (b % 2 * 4) & 15; });
     }
 };
 
@@ -80,10 +102,10 @@ struct Q5K : Q5KLayout {
     static constexpr int64_t kBytes = 176;
     static void pack(const char* from, const Place& to) {
         put_levels(from, to);
-        for (int i = 0; i < 256; ++i) {
-            const int low = byte(from, 48 + i / 64 * 32 + i % 32) >> (i / 32 % 2 * 4) & 15;
-            to.code<Q5K>(static_cast<uint8_t>(low | (byte(from, 16 + i % 32) >> (i / 32) & 1) << 4), i);
-        }
+        store_256<Q5K>(to, [from](int b, int i) {
+            const int low = byte(from, 48 + b / 2 * 32 + i) >> (b % 2 * 4) & 15;
+            return low | (byte(from, 16 + i) >> b & 1) << 4;
+        });
     }
 };
 
@@ -92,12 +114,12 @@ struct Q6K : Q6KLayout {
     static void pack(const char* from, const Place& to) {
         to.half(0, from + 208);
         for (int i = 0; i < 16; ++i) to.byte_at((2 + i) * kHalf, byte(from, 192 + i));
-        for (int i = 0; i < 256; ++i) {
-            const int half = i / 128, quarter = i / 32 % 4;
-            const int low = byte(from, half * 64 + quarter % 2 * 32 + i % 32) >> (quarter / 2 * 4) & 15;
-            const int high = byte(from, 128 + half * 32 + i % 32) >> (quarter * 2) & 3;
-            to.code<Q6K>(static_cast<uint8_t>((low | high << 4) - 32), i);
-        }
+        store_256<Q6K>(to, [from](int b, int i) {
+            const int half = b / 4, quarter = b % 4;
+            const int low = byte(from, half * 64 + quarter % 2 * 32 + i) >> (quarter / 2 * 4) & 15;
+            const int high = byte(from, 128 + half * 32 + i) >> (quarter * 2) & 3;
+            return (low | high << 4) - 32;
+        });
     }
 };
 
@@ -110,7 +132,7 @@ struct Q2K : Q2KLayout {
             to.byte_at((4 + 2 * i) * kHalf, byte(from, i) & 15);
             to.byte_at((5 + 2 * i) * kHalf, byte(from, i) >> 4);
         }
-        for (int i = 0; i < 256; ++i) to.code<Q2K>(byte(from, 16 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3, i);
+        store_256<Q2K>(to, [from](int b, int i) { return byte(from, 16 + b / 4 * 32 + i) >> (b % 4 * 2) & 3; });
     }
 };
 
@@ -123,10 +145,10 @@ struct Q3K : Q3KLayout {
             const int low = byte(q, i % 8) >> (i / 8 * 4) & 15, high = byte(q, 8 + i % 4) >> (i / 4 * 2) & 3;
             to.byte_at((2 + i) * kHalf, static_cast<uint8_t>((low | high << 4) - 32));
         }
-        for (int i = 0; i < 256; ++i) {
-            const int low = byte(from, 32 + i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3;
-            to.code<Q3K>(static_cast<uint8_t>(low | (byte(from, i % 32) >> (i / 32) & 1) << 2), i);
-        }
+        store_256<Q3K>(to, [from](int b, int i) {
+            const int low = byte(from, 32 + b / 4 * 32 + i) >> (b % 4 * 2) & 3;
+            return low | (byte(from, i) >> b & 1) << 2;
+        });
     }
 };
 
@@ -134,7 +156,9 @@ struct Iq4Nl : Iq4NlLayout {
     static constexpr int64_t kBytes = 18;
     static void pack(const char* from, const Place& to) {
         to.half(0, from);
-        for (int i = 0; i < 32; ++i) to.code<Iq4Nl>(byte(from, 2 + i % 16) >> (i / 16 * 4) & 15, i);
+        uint8_t codes[32];
+        take_halves(from + 2, codes);
+        to.store<Iq4Nl>(codes, sizeof codes);
     }
 };
 
@@ -147,7 +171,7 @@ struct Iq4Xs : Iq4XsLayout {
             const int high = byte(from, 2 + block / 4) >> (block % 4 * 2) & 3;
             to.byte_at((2 + i) * kHalf, static_cast<uint8_t>((low | high << 4) - 32));
         }
-        for (int i = 0; i < 256; ++i) to.code<Iq4Xs>(byte(from, 8 + i / 32 * 16 + i % 16) >> (i / 16 % 2 * 4) & 15, i);
+        store_256<Iq4Xs>(to, [from](int b, int i) { return byte(from, 8 + b * 16 + i % 16) >> (i / 16 * 4) & 15; });
     }
 };
 

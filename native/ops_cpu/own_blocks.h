@@ -19,7 +19,9 @@ struct Nf4 : Nf4Layout {
     static constexpr int64_t kBytes = 36;
     static void pack(const char* from, const Place& to) {
         to.number(float_at(from));
-        for (int i = 0; i < 64; ++i) to.code<Nf4>(byte(from, 4 + i / 2) >> (i % 2 == 0 ? 4 : 0) & 15, i);
+        uint8_t codes[64];
+        for (int i = 0; i < 32; ++i) codes[2 * i] = byte(from, 4 + i) >> 4, codes[2 * i + 1] = byte(from, 4 + i) & 15;
+        to.store<Nf4>(codes, sizeof codes);
     }
 };
 
@@ -28,7 +30,9 @@ struct Nvfp4 : Nvfp4Layout {
     static void pack(const char* from, const Place& to) {
         to.number(float_at(from) * 256);
         for (int i = 0; i < 2; ++i) to.byte_at((4 + to.first / 16 + i) * kHalf, byte(from, 4 + i));
-        for (int i = 0; i < 32; ++i) to.code<Nvfp4>(byte(from, 6 + i / 2) >> (i % 2 * 4) & 15, i);
+        uint8_t codes[32];
+        take_neighbours(from + 6, codes);
+        to.store<Nvfp4>(codes, sizeof codes);
     }
 };
 
@@ -38,7 +42,9 @@ struct ScaledBytes : Layout {
     static constexpr int64_t kBytes = 36, kInputs = 32;
     static void pack(const char* from, const Place& to) {
         to.number(float_at(from));
-        for (int i = 0; i < 32; ++i) to.code<Layout>(byte(from, 4 + i), i);
+        uint8_t codes[32];
+        std::memcpy(codes, from + 4, sizeof codes);
+        to.store<Layout>(codes, sizeof codes);
     }
 };
 using I8 = ScaledBytes<I8Layout>;
@@ -49,7 +55,9 @@ struct I4 : Int4Layout {
     static void pack(const char* from, const Place& to) {
         to.half(0, from);
         to.half(1, from + 2);
-        for (int i = 0; i < 32; ++i) to.code<I4>(byte(from, 4 + i / 2) >> (i % 2 * 4) & 15, i);
+        uint8_t codes[32];
+        take_neighbours(from + 4, codes);
+        to.store<I4>(codes, sizeof codes);
     }
 };
 
@@ -58,41 +66,34 @@ template <class Layout>
 float put_exponent(int exponent, const Place& to) {
     const int own = std::min(std::max(exponent, Layout::kLeast), Layout::kMost);
     to.byte_at(0, static_cast<uint8_t>(own));
-    return std::ldexp(1.0f, exponent - own);
+    return own == exponent ? 1.0f : std::ldexp(1.0f, exponent - own);
 }
 
-// of(from, i): Code i of the codes from there on.
-template <class Block, class Of>
-void put_fp4(const char* from, const Place& to, const Of& of) {
-    const float by = put_exponent<Mxfp4Layout>(byte(from, 0), to);
-    for (int i = 0; i < 32; ++i) {
-        const int code = of(from + 1, i);
-        to.code<Block>(by == 1 ? static_cast<uint8_t>(code) : to_fp4(kFp4[code] * by), i);
-    }
-}
-
-struct Mxfp4 : Mxfp4Layout {
+// take: Takes the codes from the bytes that follow on the exponent.
+template <void (*take)(const char* from, uint8_t* codes)>
+struct ExponentAndFp4 : Mxfp4Layout {
     static constexpr int64_t kBytes = 17;
     static void pack(const char* from, const Place& to) {
-        put_fp4<Mxfp4>(from, to, [](const char* codes, int i) { return byte(codes, i % 16) >> (i / 16 * 4) & 15; });
+        const float by = put_exponent<Mxfp4Layout>(byte(from, 0), to);
+        uint8_t codes[32];
+        take(from + 1, codes);
+        if (by != 1)
+            for (uint8_t& code : codes) code = to_fp4(kFp4[code] * by);
+        to.store<Mxfp4Layout>(codes, sizeof codes);
     }
 };
-
-struct Mx4 : Mxfp4Layout {
-    static constexpr int64_t kBytes = 17;
-    static void pack(const char* from, const Place& to) {
-        put_fp4<Mx4>(from, to, [](const char* codes, int i) { return byte(codes, i / 2) >> (i % 2 * 4) & 15; });
-    }
-};
+using Mxfp4 = ExponentAndFp4<take_halves>;
+using Mx4 = ExponentAndFp4<take_neighbours>;
 
 struct Mx8 : Mxfp8Layout {
     static constexpr int64_t kBytes = 33;
     static void pack(const char* from, const Place& to) {
         const float by = put_exponent<Mxfp8Layout>(byte(from, 0), to);
-        for (int i = 0; i < 32; ++i) {
-            const uint8_t code = byte(from, 1 + i);
-            to.code<Mx8>(by == 1 ? code : to_fp8(std::min(std::max(from_fp8(code) * by, -448.0f), 448.0f)), i);
-        }
+        uint8_t codes[32];
+        std::memcpy(codes, from + 1, sizeof codes);
+        if (by != 1)
+            for (uint8_t& code : codes) code = to_fp8(std::min(std::max(from_fp8(code) * by, -448.0f), 448.0f));
+        to.store<Mx8>(codes, sizeof codes);
     }
 };
 

@@ -139,7 +139,7 @@ struct Work {
                 const Place place{scales + i / Codes::kGroup * Codes::kScaleBytes,
                                   codes + i / kBlockInputs * Codes::kBlockBytes, static_cast<int>(r % kHalf), 0};
                 Codes::store(Codes::round(g), place);
-                for (int j = 0; j < g.count; ++j) place.code<Codes>(g.codes[j], j);
+                place.store<Codes>(g.codes, g.count);
             }
         }
     }
