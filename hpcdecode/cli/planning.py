@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from hpcdecode.attention.recurrent_shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import add_verbosity
@@ -131,11 +132,13 @@ def _server(options: argparse.Namespace) -> Runner:
 
 
 def _size_of(options: argparse.Namespace) -> ModelSize:
-    """Return the size of the model that the flags name, with states as they say."""
+    """Return the size of the model that the flags name, with weights and states as they say."""
     from hpcdecode.planning.model_size import ModelSize
+    from hpcdecode.planning.weight_bits import weight_bits
 
-    size = ModelSize.from_directory(find_model(options.model, {}, weights=False))
-    return size.with_states_as(_state_dtype(options))
+    model = find_model(options.model, {}, weights=False)
+    size = ModelSize.from_directory(model).with_states_as(_state_dtype(options))
+    return replace(size, bits=weight_bits(model, options.weights))
 
 
 def _state_dtype(options: argparse.Namespace) -> str:
@@ -246,7 +249,7 @@ def _plan(options: argparse.Namespace, _comm: object) -> int:
             + "".join(f"; {why}" for why in refused)
         )
     more = None if options.profile else layout_planner.one_more(plans[0], rows, wishes)
-    print(text(plans, more, size, HourlyPrices(options.s_price, options.r_price)))
+    print(text(plans, more, HourlyPrices(options.s_price, options.r_price)))
     shown = {plan.layout.family for plan in plans}
     full = dict.fromkeys(f"{one.family}: no room for rows" for one in possible if one.family not in shown)
     if options.kv_swap or options.admission:

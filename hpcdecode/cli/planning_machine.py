@@ -30,7 +30,6 @@ def asked_shape(options: argparse.Namespace) -> GroupShape | None:
 
 def shapes_of(options: argparse.Namespace, size: ModelSize) -> list[GroupShape]:
     """Return the shapes of groups to look at: what is asked for, or one rank and those that the weights fit."""
-    from hpcdecode.planning.cluster import room_for_weights
     from hpcdecode.planning.group_shape import ONE, tried
     from hpcdecode.planning.profile import read
 
@@ -41,7 +40,7 @@ def shapes_of(options: argparse.Namespace, size: ModelSize) -> list[GroupShape]:
         return [GroupShape(tp, 1) for tp in read(options.profile).tensor_parallel]
     counts = _counts(options)
     kinds = list(zip(_devices(options), counts, strict=True))
-    found = [tried(size, room_for_weights(device), count) for device, count in kinds if count]
+    found = [tried(size, device.room, count) for device, count in kinds if count]
     least = [shape for shapes in found for shape in shapes]
     rotating = [GroupShape(s.tp, 1, counts[0] // s.tp) for s in (ONE, *found[0]) if s.pp == 1 and counts[0] % s.tp == 0]
     return list(dict.fromkeys([ONE, *least, *(s for s in rotating if counts[1] and s.copies > 1)]))

@@ -12,10 +12,11 @@ from hpcdecode.engine.setup import check_kv_dtype
 from hpcdecode.errors import UserError
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.data_sheets import of_device_alone, of_devices
-from hpcdecode.planning.group_shape import ONE, member_bytes, member_unit, smallest, why_not
-from hpcdecode.planning.hardware import Device, LinkSpeed
+from hpcdecode.planning.group_shape import ONE, held_on, member_bytes, member_unit, smallest, why_not
+from hpcdecode.planning.hardware import MEMORY, Device, LinkSpeed
 from hpcdecode.planning.layer_work import drops_windows
 from hpcdecode.planning.layouts import (
+    MemberWeights,
     PossibleLayout,
     RanksAlike,
     layouts_of_like,
@@ -25,7 +26,6 @@ from hpcdecode.planning.layouts import (
 )
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.profile import Profile
-from hpcdecode.planning.serving import MEMORY
 from hpcdecode.ranks.wishes import POOLS, GroupShape
 
 
@@ -94,7 +94,8 @@ class Cluster:
                     f"{self.shape.flags}: expected multiples of {members} S-ranks and of {parts} R-ranks, got {count} "
                     f"and {others}"
                 )
-            found = split(self.split_cost, self.r.capacity, count, others, pools, self.shape, self.r.unit)
+            weights = self.r.weights if self.alike else self.s.weights
+            found = split(self.split_cost, self.r.capacity, count, others, pools, self.shape, self.r.unit, weights)
         if found is None:
             raise impossible(layout, self.refused)
         return found
@@ -120,8 +121,9 @@ def by_data_sheets(
     """Return a cluster of S devices and R devices by their data sheets.
 
     A device with a memory of its own holds the weights, and as a replica its KV cache, in MEMORY of it. Other devices
-    have `kv_memory` for a KV cache in either role, and memory for the weights beside it. As in jobs, GPUs run no
-    indexers; beside replicas on GPUs no rank does. Nor do R-ranks on GPUs attend to compressed entries.
+    have `kv_memory` for a KV cache in either role, and memory for the weights beside it. Weights in few bits may be in
+    bfloat16 on GPUs (`held_on`). As in jobs, GPUs run no indexers; beside replicas on GPUs no rank does. Nor do R-ranks
+    on GPUs attend to compressed entries.
 
     Args:
         size: The model.
@@ -141,10 +143,13 @@ def by_data_sheets(
         raise UserError(why)
     for held in [size.on(s)] * bool(s_count) + [size.on(r)] * bool(r_count):
         check_kv_dtype(kv_dtype, held.shapes)
-    own = member_bytes(size, shape)
     devices = dict.fromkeys([s] * bool(s_count) + [r] * bool(r_count))
     holder = s if s_count else r
-    refused = [_too_large(device, size, shape) for device in devices if device == holder and not _holds(device, own)]
+
+    def fits(device: Device) -> bool:
+        return member_bytes(size, shape) <= device.room
+
+    refused = [_too_large(device, size, shape) for device in devices if device == holder and not fits(device)]
     if r_count and not size.attends_on(r):
         refused.append(f"R-ranks on {r.name} do not attend to the compressed entries of this model: needs CPUs")
 
@@ -152,16 +157,18 @@ def by_data_sheets(
         if not count:
             return RanksAlike(device.name, 0, None, 0, 0, shape)
         windowed = device.is_host or drops_windows(held.shapes, kv_dtype)
-        memory, unit = device.memory_bytes, member_unit(held, shape, kv_dtype, windowed)
-        kv = kv_memory if memory is None else MEMORY * memory
-        beside = kv if memory is None else kv - own
-        both = shape.copies == 1 and _holds(device, own) and size.attends_on(device)
-        alone = of_device_alone(held, device, kv_dtype, shape, network) if both else None
-        return RanksAlike(device.name, count, alone, unit.capacity(kv), unit.capacity(beside), shape, unit)
+        unit, own = member_unit(held, shape, kv_dtype, windowed), held_on(held, device, shape)
+        weights = MemberWeights(member_bytes(own, shape), own.weight_bytes)
+        kv = kv_memory if device.memory_bytes is None else device.room
+        beside = kv if device.memory_bytes is None else kv - weights.member
+        both = shape.copies == 1 and fits(device) and size.attends_on(device)
+        alone = of_device_alone(own, device, kv_dtype, shape, network) if both else None
+        return RanksAlike(device.name, count, alone, unit.capacity(kv), unit.capacity(beside), shape, unit, weights)
 
     cost = None
-    if _holds(holder, own) and s_count + r_count > 1 and r_count and size.attends_on(r):
-        cost = of_devices(size.on(r), holder, r, network.bytes_per_second, network.latency_seconds, kv_dtype, shape)
+    if fits(holder) and s_count + r_count > 1 and r_count and size.attends_on(r):
+        own = held_on(size.on(r), holder, shape)
+        cost = of_devices(own, holder, r, network.bytes_per_second, network.latency_seconds, kv_dtype, shape)
     nodes = kind(r, r_count, size.on(r))
     if s_count and size.on(s, r) != size.on(r):
         nodes = data_replace(nodes, among_gpus=kind(r, r_count, size.on(s, r)))
@@ -211,24 +218,16 @@ def by_profile(
     unit = member_unit(size, shape, profile.kv_dtype, windowed=True)
     alone, tokens = profile.alone and profile.of_member(profile.alone, shape.tp), unit.capacity(kv_memory)
     split_cost = cost and profile.of_member(cost, shape.tp)
+    weights = MemberWeights(member_bytes(size, shape), size.weight_bytes)
     nobody = RanksAlike("", 0, None, 0, 0, shape)
-    return Cluster(nobody, RanksAlike("", ranks, alone, tokens, tokens, shape, unit), split_cost, refused, shape)
-
-
-def room_for_weights(device: Device) -> float:
-    """Return the bytes of a device that weights may take; one without a memory of its own has enough."""
-    return float("inf") if device.memory_bytes is None else MEMORY * device.memory_bytes
-
-
-def _holds(device: Device, nbytes: float) -> bool:
-    return nbytes <= room_for_weights(device)
+    everybody = RanksAlike("", ranks, alone, tokens, tokens, shape, unit, weights)
+    return Cluster(nobody, everybody, split_cost, refused, shape)
 
 
 def _too_large(device: Device, size: ModelSize, shape: GroupShape) -> str:
     """Return what is missing for a member's weights to fit, as a line for the user."""
     assert device.memory_bytes is not None, "a device without a memory of its own holds any weights"
-    room = room_for_weights(device)
-    own, least = member_bytes(size, shape), smallest(size, room)
+    own, least = member_bytes(size, shape), smallest(size, device.room)
     shares = f" with {shape.flags}" * (shape.size > 1)
     needs = f"one with {own / MEMORY / 1e9:,.0f} GB"
     if least is not None:

@@ -86,14 +86,16 @@ def of_devices(
             layers=size.layers,
             slice_tokens=TOKEN_COUNTS,
             slice_seconds=[
-                _linear_seconds(size.active_weights() / tp, size.read_weights(tokens) / tp, tokens, s)
+                _linear_seconds(
+                    size.active_weights() / tp, size.read_bytes(tokens, expanded=not s.is_host) / tp, tokens, s
+                )
                 + within * tokens
                 + sums
                 for tokens in TOKEN_COUNTS
             ],
             logits_tokens=TOKEN_COUNTS,
             logits_seconds_at=[
-                _linear_seconds(size.head_weights / tp, size.head_weights / tp, tokens, s) for tokens in TOKEN_COUNTS
+                _linear_seconds(size.head_weights / tp, size.head_bytes / tp, tokens, s) for tokens in TOKEN_COUNTS
             ],
             attend_seconds_per_cached_token=attention.cached_token,
             attend_seconds_per_sequence=attention.sequence,
@@ -250,8 +252,8 @@ def _handed_on_bytes(size: ModelSize, shape: GroupShape) -> float:
 
 
 def _linear_seconds(multiplied: float, read: float, tokens: int, s: Device) -> float:
-    """Return T by the curve of 2*A*B / FLOP/s and e*W / (bytes/s), of A weights multiplied and W read (Lamina)."""
-    return s.curve.seconds(2 * multiplied * tokens / s.flop_per_second, ELEMENT_BYTES * read / s.bytes_per_second)
+    """Return T by the curve of 2*A*B / FLOP/s, of A weights multiplied, and bytes read / (bytes/s) (Lamina)."""
+    return s.curve.seconds(2 * multiplied * tokens / s.flop_per_second, read / s.bytes_per_second)
 
 
 def _all_reduce_seconds_per_token(size: ModelSize, count: int, bytes_per_second: float) -> float:

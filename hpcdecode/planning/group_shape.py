@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from hpcdecode.planning.hardware import Device
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.layer_work import dealt_heads, of_member
-from hpcdecode.planning.model_size import ELEMENT_BYTES, ModelSize
+from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.ranks.wishes import GroupShape
 
 ONE = GroupShape(1, 1)  # an S-rank that holds the whole model
@@ -20,11 +21,11 @@ def stage_shares(size: ModelSize, pp: int) -> tuple[float, ...]:
     The last stage has the weights of the logits, too. As in jobs, a stage ends where the largest one is smallest; here
     all layers are of one size.
     """
-    layer = size.layer_weights / size.layers
+    layer = size.layer_bytes / size.layers
 
     def largest(last: int) -> float:
         others = -(-(size.layers - last) // (pp - 1)) if pp > 1 else 0
-        return max(others * layer, last * layer + size.head_weights)
+        return max(others * layer, last * layer + size.head_bytes)
 
     last = min(range(1, size.layers - pp + 2), key=largest) if pp > 1 else size.layers
     others = [(size.layers - last + i) // (pp - 1) for i in range(pp - 1)]
@@ -33,8 +34,15 @@ def stage_shares(size: ModelSize, pp: int) -> tuple[float, ...]:
 
 def member_bytes(size: ModelSize, shape: GroupShape) -> float:
     """Return the bytes of weights that a member holds, the largest one of a group, with all of the tables."""
-    *others, last = (share * size.layer_weights for share in stage_shares(size, shape.pp))
-    return ELEMENT_BYTES * (max(*others, last + size.head_weights, 0) / shape.tp + size.table_weights)
+    *others, last = (share * size.layer_bytes for share in stage_shares(size, shape.pp))
+    return max(*others, last + size.head_bytes, 0) / shape.tp + size.table_bytes
+
+
+def held_on(size: ModelSize, device: Device, shape: GroupShape) -> ModelSize:
+    """Return the size with weights as members on a device hold them: on a GPU perhaps in bfloat16, if they fit."""
+    wide = size.in_bfloat16
+    fits = size.bits.if_needed and not device.is_host and member_bytes(wide, shape) <= device.room
+    return wide if fits else size
 
 
 def member_unit(size: ModelSize, shape: GroupShape, kv_dtype: str, windowed: bool = False) -> KvUnit:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from hpcdecode.errors import UserError
 
 COMPUTE_EFFICIENCY = 0.7  # of the peak FLOP/s, in matrix products of hundreds of tokens
+MEMORY = 0.9  # of a device's, for weights and KV cache: vLLM's gpu_memory_utilization
 BANDWIDTH_EFFICIENCY = 0.8  # of the peak bytes/s, in reading weights or KV cache
 VECTOR_EFFICIENCY = 0.5  # of the peak FLOP/s of float32 vectors, in recurrences whose states are in cache
 NODE_LATENCY = 5e-6  # seconds of a message between devices of a node: assumed
@@ -100,6 +101,11 @@ class Device:
     float_flop_per_second: float | None = None
     curve: EfficiencyCurve = ROOFLINE
     cache_share: float = BANDWIDTH_EFFICIENCY
+
+    @property
+    def room(self) -> float:
+        """Return the bytes for weights and KV cache; without a memory of its own there is enough for weights."""
+        return float("inf") if self.memory_bytes is None else MEMORY * self.memory_bytes
 
     @property
     def is_host(self) -> bool:

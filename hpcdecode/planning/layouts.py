@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.group_shape import ONE
@@ -21,6 +22,21 @@ from hpcdecode.planning.kv_unit import TOKENS, KvUnit
 from hpcdecode.ranks.wishes import POOLS, GroupShape
 
 _STEPS = 16  # numbers of S-ranks that are tried, if there are more ranks than that
+
+
+class MemberWeights(NamedTuple):
+    """Bytes of weights.
+
+    Attributes:
+        member: Of a member of a group, the largest one.
+        whole: Of the whole model.
+    """
+
+    member: float
+    whole: float
+
+
+NONE = MemberWeights(0, 0)
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,7 @@ class GroupsAlike:
         device: Name of the device of a rank of both roles.
         shape: Members of a group.
         unit: How sequences count against the capacity.
+        weights: What members hold of them.
     """
 
     count: int
@@ -46,6 +63,7 @@ class GroupsAlike:
     device: str = ""
     shape: GroupShape = ONE
     unit: KvUnit = TOKENS
+    weights: MemberWeights = NONE
 
 
 @dataclass(frozen=True)
@@ -91,6 +109,7 @@ class RanksAlike:
         beside: KV tokens of one beside its weights.
         shape: Members of a group.
         unit: How sequences count against these.
+        weights: What one holds of them as a member of a group.
         among_gpus: The ranks as replicas beside others on GPUs, if they hold something else then.
     """
 
@@ -101,6 +120,7 @@ class RanksAlike:
     beside: int
     shape: GroupShape = ONE
     unit: KvUnit = TOKENS
+    weights: MemberWeights = NONE
     among_gpus: RanksAlike | None = None
 
     @property
@@ -124,7 +144,10 @@ def replicas(s: RanksAlike, r: RanksAlike | None = None) -> PossibleLayout | Non
     if len(able) < len(kinds):
         return None
     shape = s.shape
-    parts = tuple(GroupsAlike(k.groups, c, k.beside, device=k.name, shape=k.shape, unit=k.unit) for k, c in able)
+    parts = tuple(
+        GroupsAlike(k.groups, c, k.beside, device=k.name, shape=k.shape, unit=k.unit, weights=k.weights)
+        for k, c in able
+    )
     counted = " + ".join(f"{k.groups} {k.name}".rstrip() for k in kinds)
     name = f"{counted} replica{'s' * (sum(k.groups for k in kinds) > 1)}"
     name += f" of {shape.text}" * (shape.size > 1)
@@ -140,6 +163,7 @@ def split(
     pools: str = "shared",
     shape: GroupShape = ONE,
     unit: KvUnit = TOKENS,
+    weights: MemberWeights = NONE,
 ) -> PossibleLayout:
     """Return the layout of so many S-ranks and R-ranks.
 
@@ -151,6 +175,7 @@ def split(
         pools: Whether each R-rank serves all groups, or one; own pools count as P/K rounded down.
         shape: Members of a group.
         unit: How sequences count against the capacity.
+        weights: What S-ranks hold of them.
     """
     groups, each = s_ranks // shape.size, r_ranks // shape.parts
     name, flags = f"{s_ranks} S + {r_ranks} R", f"--layout split --s-ranks {s_ranks}"
@@ -158,7 +183,7 @@ def split(
         name = f"{groups} S + {s_ranks - groups} prefill + {r_ranks} R"
         flags = f"--layout split --s-ranks {groups} --prefill-ranks {s_ranks - groups}"
     pool, sharing = (each // groups, 1) if pools == "own" else (each, groups)
-    parts = (GroupsAlike(groups, cost, capacity, pool, sharing, shape=shape, unit=unit),)
+    parts = (GroupsAlike(groups, cost, capacity, pool, sharing, shape=shape, unit=unit, weights=weights),)
     members = f", groups of {shape.text}" * (shape.size > 1)
     said = f", pools {pools}" * (groups > 1) + members * (not shape.prefill)
     own, more = " --pools own" * (pools == "own"), "" if shape.prefill else shape.flags
@@ -178,7 +203,7 @@ def layouts_of_like(ranks: RanksAlike, cost: Cost | None, pools: Sequence[str] =
         yield found
     if cost is not None:
         for groups in _numbers(ranks.groups - 1):
-            yield from _splits(cost, ranks, groups, ranks.groups - groups, pools)
+            yield from _splits(cost, ranks, ranks, groups, ranks.groups - groups, pools)
 
 
 def layouts_of_unlike(
@@ -201,15 +226,17 @@ def layouts_of_unlike(
     if cost is not None:
         for groups in _numbers(s.groups):
             for each in _sizes(r.groups):
-                yield from _splits(cost, r, groups, each, pools)
+                yield from _splits(cost, s, r, groups, each, pools)
 
 
-def _splits(cost: Cost, r: RanksAlike, groups: int, each: int, pools: Sequence[str]) -> Iterator[PossibleLayout]:
+def _splits(
+    cost: Cost, s: RanksAlike, r: RanksAlike, groups: int, each: int, pools: Sequence[str]
+) -> Iterator[PossibleLayout]:
     """Yield the splits of so many groups, with so many R-ranks for `each` member of all groups together."""
     size = r.shape.size
     for kind in pools:
         if kind == "shared" or 1 < groups <= each:
-            yield split(cost, r.capacity, groups * size, each * size, kind, r.shape, r.unit)
+            yield split(cost, r.capacity, groups * size, each * size, kind, r.shape, r.unit, s.weights)
 
 
 def _numbers(most: int) -> list[int]:

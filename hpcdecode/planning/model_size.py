@@ -19,7 +19,24 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
-ELEMENT_BYTES = 2  # e: of weights and activations in bfloat16
+ELEMENT_BYTES = 2  # e: of activations, and of weights in bfloat16
+_EXPANDED_BYTES = 2 * ELEMENT_BYTES  # that a GPU writes and reads again of a weight that is not in bfloat16
+
+
+class WeightBits(msgspec.Struct, frozen=True):
+    """Bits of a weight in memory, with its share of the scales, on average.
+
+    Attributes:
+        layers: Of the layers, but for routed experts.
+        experts: Of routed experts.
+        head: Of the logits.
+        if_needed: Whether a GPU holds them so only if they do not fit in bfloat16, as with `--weights auto`.
+    """
+
+    layers: float = 8 * ELEMENT_BYTES
+    experts: float = 8 * ELEMENT_BYTES
+    head: float = 8 * ELEMENT_BYTES
+    if_needed: bool = False
 
 
 class ModelSize(msgspec.Struct, frozen=True):
@@ -37,6 +54,7 @@ class ModelSize(msgspec.Struct, frozen=True):
         on_gpus: The shapes as R-ranks on GPUs hold them, without indexers; empty if they are the same.
         table_weights: Weights of tables for several tokens together, of which a token takes some rows; not in N. Every
             member holds all of them.
+        bits: Of a weight in memory.
     """
 
     layer_weights: int
@@ -49,6 +67,7 @@ class ModelSize(msgspec.Struct, frozen=True):
     experts_per_token: int = 0
     on_gpus: tuple[MixerShape, ...] = ()
     table_weights: int = 0
+    bits: WeightBits = WeightBits()
 
     @classmethod
     def alike(
@@ -155,9 +174,31 @@ class ModelSize(msgspec.Struct, frozen=True):
         return kv_bytes(self.shapes, kv_dtype)
 
     @property
+    def layer_bytes(self) -> float:
+        """Return the bytes of the weights of all layers: e * N in bfloat16."""
+        return (
+            self.bits.layers * (self.layer_weights - self.expert_weights) + self.bits.experts * self.expert_weights
+        ) / 8
+
+    @property
+    def head_bytes(self) -> float:
+        """Return the bytes of the weights of the logits."""
+        return self.bits.head * self.head_weights / 8
+
+    @property
+    def table_bytes(self) -> float:
+        """Return the bytes of tables."""
+        return float(ELEMENT_BYTES * self.table_weights)
+
+    @property
     def weight_bytes(self) -> float:
-        """Return e * (N + weights of the logits and of tables)."""
-        return ELEMENT_BYTES * (self.layer_weights + self.head_weights + self.table_weights)
+        """Return the bytes of layers, logits and tables."""
+        return self.layer_bytes + self.head_bytes + self.table_bytes
+
+    @property
+    def in_bfloat16(self) -> ModelSize:
+        """Return the size with all weights in bfloat16."""
+        return replace(self, bits=WeightBits())
 
     @property
     def o_columns(self) -> float:
@@ -178,15 +219,22 @@ class ModelSize(msgspec.Struct, frozen=True):
             return self.layer_weights
         return self.layer_weights - (1 - self.experts_per_token / self.experts) * self.expert_weights
 
-    def read_weights(self, tokens: float) -> float:
-        """Return the weights of the layers that are read for `tokens` tokens.
+    def read_bytes(self, tokens: float, *, expanded: bool = False) -> float:
+        """Return the bytes of weights of the layers that are read for `tokens` tokens: e * W(tokens) in bfloat16.
 
         Of E experts they touch E * (1 - (1 - k/E)^tokens), if each token takes any k of them as likely.
+
+        Args:
+            tokens: Their number.
+            expanded: Whether what is not in bfloat16 is written in it and read again first, as on GPUs.
         """
-        if not self.experts:
-            return self.layer_weights
-        untouched: float = (1 - self.experts_per_token / self.experts) ** tokens
-        return self.layer_weights - untouched * self.expert_weights
+        untouched = (1 - self.experts_per_token / self.experts) ** tokens if self.experts else 0.0
+        kinds = (
+            (self.layer_weights - self.expert_weights, self.bits.layers),
+            ((1 - untouched) * self.expert_weights, self.bits.experts),
+        )
+        more = _EXPANDED_BYTES if expanded else 0
+        return sum(count * (bits / 8 + more * (bits != 8 * ELEMENT_BYTES)) for count, bits in kinds)
 
 
 def _kept_file(directory: str) -> Path:

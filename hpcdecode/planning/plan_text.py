@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hpcdecode.planning.group_shape import member_bytes
 from hpcdecode.planning.layout_planner import PlannedLayout
 from hpcdecode.planning.layouts import GroupsAlike
-from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.planner import Candidate
 from hpcdecode.ranks.wishes import GroupShape
 from hpcdecode.schedule.auto import FULL
@@ -31,7 +29,6 @@ class HourlyPrices(NamedTuple):
 def text(
     plans: Sequence[PlannedLayout],
     more: PlannedLayout | None,
-    size: ModelSize,
     prices: HourlyPrices,
 ) -> str:
     """Return the choice, with the formulas behind it, and what the other layouts reach.
@@ -39,13 +36,12 @@ def text(
     Args:
         plans: The choice, then the best of other kinds.
         more: The choice with another R-rank, or None if that cannot be said.
-        size: The model.
         prices: Of an hour.
     """
     best, *others = plans
     lines = [f"layout: {best.layout.name}: {best.tokens_per_second:,.0f} tokens/s predicted ({best.layout.flags})"]
     for part, group in zip(best.layout.parts, best.groups, strict=True):
-        lines += _group(part, group, size)
+        lines += _group(part, group)
     if more:
         pool = " a pool" * (best.layout.parts[0].sharing < best.layout.groups)
         lines[-1] += f"; one more R-rank{pool}: {more.tokens_per_second / best.tokens_per_second - 1:+.1%}"
@@ -67,7 +63,7 @@ def chosen(plans: Sequence[PlannedLayout]) -> str:
     return "\n".join(lines)
 
 
-def _group(part: GroupsAlike, group: Candidate, size: ModelSize) -> Iterator[str]:
+def _group(part: GroupsAlike, group: Candidate) -> Iterator[str]:
     """Yield the lines of a group: its setting and a step, and what limits it."""
     rows, step = group.rows, group.step
     sums = f" (sums {step.sums * 1e3:,.1f})" * (part.shape.tp > 1)
@@ -78,10 +74,7 @@ def _group(part: GroupsAlike, group: Candidate, size: ModelSize) -> Iterator[str
         f"F = S/{rows.injections} of S = {rows.steps:,.0f}; a step: {busy}, in all {step.total * 1e3:,.1f}; "
         f"bottleneck: {_bottleneck(part, group)}"
     )
-    yield (
-        f"  a row decodes in {group.latency:,.1f} s; {_memory(part, size)}; {_held(part, group)}"
-        + _balance(part, group)
-    )
+    yield (f"  a row decodes in {group.latency:,.1f} s; {_memory(part)}; {_held(part, group)}" + _balance(part, group))
 
 
 def _shown(best: PlannedLayout, others: Sequence[PlannedLayout]) -> Iterator[PlannedLayout]:
@@ -106,14 +99,13 @@ def _held(part: GroupsAlike, group: Candidate) -> str:
     return f"KV of B*(p + (S+F)/2{windows}{state}) = {held:,.0f} tokens <= {FULL}*C = {room:,.0f}"
 
 
-def _memory(part: GroupsAlike, size: ModelSize) -> str:
+def _memory(part: GroupsAlike) -> str:
     """Return what a rank holds of the weights, and what room it has for KV and states."""
-    weights = member_bytes(size, part.shape) / 1e9
-    whole = f" of {size.weight_bytes / 1e9:,.1f}" * (part.shape.parts > 1)
+    whole = f" of {part.weights.whole / 1e9:,.1f}" * (part.shape.parts > 1)
     kv = part.capacity * part.unit.token_bytes / 1e9
     what = "states" if part.unit.endless else "KV and states" if part.unit.state_tokens else "KV"
     beside = f"for {what}" + " on an R-rank" * (part.r_ranks > 0)
-    return f"a rank: {weights:,.1f}{whole} GB of weights, {kv:,.1f} {beside}"
+    return f"a rank: {part.weights.member / 1e9:,.1f}{whole} GB of weights, {kv:,.1f} {beside}"
 
 
 def _what(part: GroupsAlike) -> str:

@@ -17,7 +17,8 @@ import numpy as np
 from hpcdecode.errors import UserError
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.data_sheets import of_devices
-from hpcdecode.planning.hardware import Device
+from hpcdecode.planning.group_shape import ONE, held_on
+from hpcdecode.planning.hardware import MEMORY, Device
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.model_size import ModelSize
@@ -32,7 +33,6 @@ from hpcdecode.planning.servers.base import (
     Serving,
 )
 
-MEMORY = 0.9  # of the device's, for weights and KV cache: vLLM's gpu_memory_utilization
 BLOCK_TOKENS = 16  # of a KV block
 
 
@@ -80,8 +80,8 @@ def of_device(size: ModelSize, device: Device, kv_dtype: str = "bfloat16") -> Se
     """
     if device.memory_bytes is None or device.is_host:
         raise UserError(f"S device: expected an accelerator with a memory of its own, got {device.name}")
-    unit = KvUnit.of(size.shapes, kv_dtype)
-    capacity = unit.capacity(MEMORY * device.memory_bytes - size.weight_bytes)
+    size, unit = held_on(size, device, ONE), KvUnit.of(size.shapes, kv_dtype)
+    capacity = unit.capacity(device.room - size.weight_bytes)
     if capacity < 1:
         raise UserError(
             f"{device.name}: expected room beside {size.weight_bytes / 1e9:,.1f} GB of weights in {MEMORY:.0%} of its "

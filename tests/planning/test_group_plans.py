@@ -112,8 +112,8 @@ def test_sizes_are_those_that_are_published(models, model, billions, active, tok
     assert (size.layer_weights + 2 * size.head_weights) / 1e9 == pytest.approx(billions, rel=0.001)
     assert (size.active_weights() + size.head_weights) / 1e9 == pytest.approx(active, rel=0.02)
     assert size.kv_bytes_per_token() == token_bytes and set(dealt_heads(size.shapes)) == {heads}
-    assert size.read_weights(1) == pytest.approx(size.active_weights())
-    assert size.read_weights(10_000) == pytest.approx(size.layer_weights)
+    assert size.read_bytes(1) == pytest.approx(2 * size.active_weights())
+    assert size.read_bytes(10_000) == pytest.approx(2 * size.layer_weights) == pytest.approx(size.layer_bytes)
 
 
 @pytest.mark.parametrize(

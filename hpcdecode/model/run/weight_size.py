@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -21,8 +22,36 @@ from hpcdecode.model.run.values import takes_form
 BITS = {"int8": 8.0, **{name: form.bits for name, form in ALL_FORMS.items()}}  # of a weight
 
 
+class HeldTensor(NamedTuple):
+    """A tensor of a checkpoint, as it is held.
+
+    Attributes:
+        key: Its name.
+        shape: Its shape.
+        bits: Of an element, with its share of the scales.
+        whole: Whether it has a row for each token of a vocabulary, as embeddings and LM heads do.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    bits: float
+    whole: bool
+
+
 def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None, device: str = "cpu") -> int:
-    """Return the bytes of a checkpoint's tensors, 0 if it has none; only the headers of its files are read.
+    """Return the bytes of a checkpoint's tensors, 0 if it has none, of the arguments of `held_tensors`.
+
+    Raises:
+        UserError: If the checkpoint is incomplete or damaged.
+    """
+    held = held_tensors(folder, dtype, quantised, device)
+    return int(sum(each.bits * math.prod(each.shape) for each in held) / 8)
+
+
+def held_tensors(
+    folder: Path, dtype: torch.dtype, quantised: str | None = None, device: str = "cpu"
+) -> Iterator[HeldTensor]:
+    """Yield a checkpoint's tensors, none if it has no weights; only the headers of its files are read.
 
     Args:
         folder: Model directory.
@@ -36,25 +65,25 @@ def weight_bytes(folder: Path, dtype: torch.dtype, quantised: str | None = None,
     """
     folder = model_folder(folder)
     if not holds_weights(folder):
-        return 0
+        return
     tensors = open_plain(folder, None, read_scheme(folder), dtype)
     vocabulary = _vocabulary(stated_config(folder))
-    bits = 0.0
     for key, tensor in tensors.items():
         name = None if TABLE in key else quantised
         if name == AUTO:
             name = tensor.few_bits().either
-        takes = name in ALL_FORMS and takes_form(name, dtype, torch.device(device))
-        held = takes and _takes_few_bits(tensor.shape, vocabulary)
-        each = BITS[name] if name == "int8" or (name is not None and held) else 8.0 * dtype.itemsize
-        bits += each * math.prod(tensor.shape)
-    return int(bits / 8)
+        shape, bits = tuple(tensor.shape), 8.0 * dtype.itemsize
+        whole = len(shape) == 2 and shape[0] in vocabulary
+        if name is not None and len(shape) in (2, 3) and not whole and _takes(name, shape, dtype, device):
+            bits = BITS[name]
+        yield HeldTensor(key, shape, bits, whole)
 
 
-def _takes_few_bits(shape: Sequence[int], vocabulary: Collection[object]) -> bool:
-    """Return whether a weight [out, in], or one of experts, [E, out, in] or [E, in, out], is packed in few bits."""
-    whole = all(size % BLOCK_INPUTS == 0 for size in shape[1:])
-    return whole and (len(shape) == 3 or (len(shape) == 2 and shape[0] not in vocabulary))
+def _takes(name: str, shape: Sequence[int], dtype: torch.dtype, device: str) -> bool:
+    """Return whether a weight [out, in], or one of experts, [E, out, in] or [E, in, out], is packed in a form."""
+    if name not in ALL_FORMS:
+        return name == "int8"
+    return takes_form(name, dtype, torch.device(device)) and all(size % BLOCK_INPUTS == 0 for size in shape[1:])
 
 
 def _vocabulary(config: Mapping[str, object]) -> set[object]:
