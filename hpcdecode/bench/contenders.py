@@ -19,7 +19,8 @@ from hpcdecode.attention.base import multiplies_bfloat16
 from hpcdecode.bench.limits import PREFILL_TOKENS, IdealTimes
 from hpcdecode.bench.mixed_configs import MIXED
 from hpcdecode.bench.mixed_models import mixed_checkpoint, mixed_shape
-from hpcdecode.bench.workload import Shape, Workload, checkpoint, label, made, prompt_file, shape_of
+from hpcdecode.bench.own_models import OwnShape, shape_of
+from hpcdecode.bench.workload import Shape, Workload, checkpoint, label, made, prompt_file
 from hpcdecode.errors import UserError
 from hpcdecode.system.cores import SETTINGS
 
@@ -67,7 +68,7 @@ class Site:
 
     Attributes:
         work: Folder of checkpoints, prompts and logs.
-        model: A name in SHAPES or MIXED, or the directory of a Llama.
+        model: A name in SHAPES or MIXED, or a model directory.
         prefix: Put before every command.
         weights: Data type of the weights; None for bfloat16.
         activations: hpcdecode's --activations, or None.
@@ -245,7 +246,8 @@ class Peer:
             return self.site.checkpoint
         kind = "-".join(filter(None, (label(self.site.model), self.site.weights)))
         folder = self.site.work / f"{self.name}-{kind}"
-        if self.name == "llama.cpp" and self.site.model in MIXED and not folder.exists():
+        own = self.site.model in MIXED or isinstance(self.site.shape, OwnShape)
+        if self.name == "llama.cpp" and own and not folder.exists():
             raise UserError(
                 f"--peer llama.cpp: expected {folder / _GGUF}, as {self.site.model} is no Llama: convert "
                 f"{self.site.checkpoint} to it by llama.cpp's convert_hf_to_gguf.py"

@@ -5,7 +5,9 @@ and prompts are made once and kept in the work folder; `--model` also takes a ch
 the limits, then runs every contender, greedy, in a fresh process. Loading and compiling are off the clock. Ratios are
 medians over the rounds. The ideal is every GEMM at the rate of the fastest plain GEMM, in bfloat16 or on CPUs without
 its arithmetic in float32, plus the bytes of the KV cache, and those of recurrent states read and written, at the read
-bandwidth. Both are measured in the same round (`bench/limits.py` has the formula).
+bandwidth. Both are measured in the same round (`bench/limits.py` has the formula). Of a checkpoint of yours that is no
+Llama, the ideal of the weights is the longer of their FLOP at the rate of a large GEMM and of reading those that tokens
+touch, in the bits that they have in memory. It reads K and V of all tokens, windows or not.
 
 The peer LLM is hpcdecode's own library, warmed up as peers are; its command line begins with a cold process.
 
@@ -33,7 +35,8 @@ from hpcdecode.bench.contenders import LIBRARY, PEERS, Hpcdecode, MeasuredRun, P
 from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, ideal
 from hpcdecode.bench.mixed_configs import MIXED
 from hpcdecode.bench.output import Case, Report
-from hpcdecode.bench.workload import SHAPES, WORKLOADS, Workload, default_folder, shape_of
+from hpcdecode.bench.own_models import shape_of
+from hpcdecode.bench.workload import SHAPES, WORKLOADS, Workload, default_folder
 from hpcdecode.errors import UserError
 from hpcdecode.report.benchmark import case, machine
 
@@ -90,8 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="355m",
         metavar="NAME|DIR",
-        help=f"checkpoint to make, one of {', '.join((*SHAPES, *MIXED))} (tiny is to try the command), or a Llama's "
-        "directory (%(default)s)",
+        help=f"checkpoint to make, one of {', '.join((*SHAPES, *MIXED))} (tiny is to try the command), or a "
+        "model directory (%(default)s)",
     )
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints and logs (%(default)s)")
     add(
@@ -106,8 +109,7 @@ def run(args: argparse.Namespace) -> Report:
         UserError: If a contender is missing or fails.
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no run outlives this process
-    if args.model not in MIXED:
-        shape_of(args.model)  # raises UserError before anything is made
+    shape_of(args.model)  # raises UserError before anything is made
     args.work.mkdir(parents=True, exist_ok=True)
     site = Site(args.work.resolve(), args.model, args.prefix, args.weights, args.activations)
     contenders = [Hpcdecode(site, n) for n in args.ranks] + [Peer.parse(site, text) for text in args.peer]

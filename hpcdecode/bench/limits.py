@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from time import perf_counter
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa, multiplies_bfloat16
-from hpcdecode.bench.mixed_models import products_of
+from hpcdecode.bench.own_models import OwnShape, shape_of
 from hpcdecode.bench.workload import Shape, Workload
 from hpcdecode.model.frontend.held import BFLOAT16
 from hpcdecode.model.frontend.meta import Meta
@@ -31,6 +31,7 @@ from hpcdecode.system.bandwidth import read_rate
 PREFILL_TOKENS = prefill_limit(apart=False)  # a step's prompt tokens, as in one process of `generate`
 _PASSES = 5
 _MOST_WEIGHTS = 1 << 30  # of the layers that are multiplied: no cache holds them
+_LARGE_GEMM, _LARGE_GEMMS = 4096, 8  # inputs and outputs of each of those whose rate stands for all, and their number
 _ENOUGH = 4.0  # seconds after which no other pass begins; the first one counts if it took as long
 
 Gemm = Callable[[], Tensor]
@@ -97,8 +98,9 @@ def ideal(shape: Shape, workload: Workload, limits: IdealTimes) -> Ideal:
 def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
     """Return the fastest of some passes, with torch's plain GEMMs, weights packed by oneDNN, or packed weights here.
 
-    Of a large model some layers are multiplied, and count as all. Activations are float32 where the CPU has no
-    arithmetic in bfloat16: there torch multiplies bfloat16 more slowly.
+    Of a large model some layers are multiplied, and count as all. For an OwnShape the rate of a large GEMM is measured,
+    and the rest computed. Activations are float32 where the CPU has no arithmetic in bfloat16: there torch multiplies
+    bfloat16 more slowly.
     """
     cpus = sorted(os.sched_getaffinity(0))
     torch.set_num_threads(len(cpus))
@@ -110,6 +112,10 @@ def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
     if offers_packed_weights():
         makes.append(partial(by_packed_weights, bits=bits))
     with torch.inference_mode():
+        if isinstance(shape, OwnShape):
+            rate = _large_rate(makes, dtype)
+            body = {count: shape.body_seconds(count, rate, read) for count in tokens}
+            return IdealTimes(body, {count: shape.head_seconds(count, rate, read) for count in tokens}, read)
         layers = min(shape.layers, -(-_MOST_WEIGHTS // sum(k * n for k, n in shape.linears)))
         weights = [torch.randn(n, k).to(dtype) for _ in range(layers) for k, n in shape.linears]
         weights.append(torch.randn(shape.vocabulary, shape.hidden).to(dtype))
@@ -118,6 +124,13 @@ def measure(shape: Shape, tokens: list[int]) -> IdealTimes:
             of_layers, head[count] = (min(seconds) for seconds in zip(*ways, strict=True))
             body[count] = of_layers * shape.layers / layers
     return IdealTimes(body, head, read)
+
+
+def _large_rate(makes: Sequence[MakeGemm], dtype: torch.dtype) -> float:
+    """Return the FLOP/s of large GEMMs of a step's prompt tokens, the fastest way."""
+    weights = [torch.randn(_LARGE_GEMM, _LARGE_GEMM).to(dtype) for _ in range(_LARGE_GEMMS)]
+    seconds = min(sum(_pass_seconds(make, weights, PREFILL_TOKENS)) for make in makes)
+    return 2 * PREFILL_TOKENS * sum(w.numel() for w in weights) / seconds
 
 
 def _pass_seconds(make: MakeGemm, weights: list[Tensor], tokens: int) -> tuple[float, float]:
@@ -194,7 +207,7 @@ def offers_packed_weights() -> bool:
 def main(arguments: list[str]) -> None:
     """Measure a model for some numbers of tokens, and print one JSON object."""
     model, *tokens = arguments
-    print(json.dumps(asdict(measure(products_of(model), [int(t) for t in tokens]))))
+    print(json.dumps(asdict(measure(shape_of(model), [int(t) for t in tokens]))))
 
 
 if __name__ == "__main__":

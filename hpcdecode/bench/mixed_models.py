@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdecode.attention.shapes import MixerShape, state_bytes
 from hpcdecode.bench.mixed_configs import COMMON, MIXED, WITH_EXPERTS, MixedModel
-from hpcdecode.bench.workload import Shape, made, shape_of, write_tokenizer
+from hpcdecode.bench.workload import SHAPES, Shape, made, write_tokenizer
 from hpcdecode.planning.layer_work import attend_flop, kv_bytes
 from hpcdecode.planning.model_size import ModelSize
 
@@ -56,9 +56,9 @@ class MixedShape(Shape):
 
 
 def products_of(name: str) -> Shape:
-    """Return the shape of a name in MIXED, without what sequences keep, or that of another model."""
-    if name not in MIXED:
-        return shape_of(name)
+    """Return the shape of a name in SHAPES or MIXED; of the latter without what sequences keep."""
+    if name in SHAPES:
+        return SHAPES[name]
     import torch
 
     with torch.device("meta"):

@@ -138,16 +138,16 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcdecode" / "bench"
 
 
-def shape_of(model: str) -> Shape:
-    """Return SHAPES[model], or the sizes of the Llama in the directory `model`.
+def llama_shape(directory: Path) -> Shape | None:
+    """Return the sizes of the Llama in a directory, or None if it has another model, or other heads.
 
     Raises:
-        UserError: If there is no such name or directory, or if the model in it is not a Llama in safetensors files.
+        UserError: If there is no config.json of one.
     """
-    if model in SHAPES:
-        return SHAPES[model]
     try:
-        config = json.loads((Path(model) / "config.json").read_text())
+        config = json.loads((directory / "config.json").read_text())
+        if config["model_type"] != "llama":
+            return None
         heads = config["num_attention_heads"]
         shape = Shape(
             hidden=config["hidden_size"],
@@ -159,17 +159,9 @@ def shape_of(model: str) -> Shape:
             positions=config["max_position_embeddings"],
             tied=config.get("tie_word_embeddings", False),
         )
-        kind, dim = config.get("model_type"), config.get("head_dim") or shape.head_dim
+        return shape if (config.get("head_dim") or shape.head_dim) * heads == shape.hidden else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise UserError(f"--model {model}: expected one of {', '.join(SHAPES)}, or the directory of a Llama") from e
-    if not any(Path(model).glob("*.safetensors")):
-        raise UserError(f"--model {model}: expected a Llama in safetensors files, found none")
-    if kind != "llama" or dim * heads != shape.hidden:
-        raise UserError(
-            f"--model {model}: expected a Llama with heads of hidden_size / num_attention_heads, "
-            f"got model_type {kind!r} with heads of {dim}"
-        )
-    return shape
+        raise UserError(f"--model {directory}: expected the config.json of a model, got {e!r}") from e
 
 
 def label(model: str) -> str:
@@ -192,17 +184,17 @@ def checkpoint(work: Path, model: str) -> Path:
     return made(work / f"llama-{model}", lambda folder: _write_checkpoint(folder, SHAPES[model]))
 
 
-def prompt_file(work: Path, workload: Workload, model: str, shape: Shape | None = None) -> Path:
+def prompt_file(work: Path, workload: Workload, model: str, shape: Shape) -> Path:
     """Write a workload as JSON Lines for `hpcdecode generate`, and return the file's path.
 
     Args:
         work: Folder of the file.
         workload: The workload.
         model: Name of the model, or its directory.
-        shape: Its sizes; None for `shape_of(model)`.
+        shape: Its sizes.
     """
     path = work / f"{workload.name}-{label(model)}.jsonl"
-    lines = [json.dumps({"prompt_token_ids": ids}) for ids in workload.prompts(shape or shape_of(model))]
+    lines = [json.dumps({"prompt_token_ids": ids}) for ids in workload.prompts(shape)]
     path.write_text("\n".join(lines) + "\n")
     return path
 

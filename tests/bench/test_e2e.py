@@ -19,6 +19,7 @@ from hpcdecode.bench import limits as limits_module
 from hpcdecode.bench import peer_gguf, peer_runner
 from hpcdecode.bench.contenders import MeasuredRun, Peer, Site
 from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, IdealTimes, ideal
+from hpcdecode.bench.own_models import OwnShape, shape_of
 from hpcdecode.bench.workload import (
     SHAPES,
     WORKLOADS,
@@ -26,9 +27,9 @@ from hpcdecode.bench.workload import (
     Workload,
     checkpoint,
     label,
+    llama_shape,
     made,
     prompt_file,
-    shape_of,
 )
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import UserError
@@ -42,6 +43,11 @@ def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     checkpoint(folder, "tiny")
     return folder
+
+
+@pytest.fixture
+def checkpoint_of_experts(request):
+    return request.getfixturevalue("checkpoint")("mixtral")
 
 
 def test_workloads_are_the_same_every_time_and_share_no_beginnings():
@@ -84,10 +90,10 @@ def test_a_checkpoint_that_was_not_finished_is_made_again(tmp_path):
 
 def test_a_directory_of_a_llama_is_a_model_too(work, tmp_path):
     own = checkpoint(work, "tiny")
-    assert shape_of(str(own)) == TINY
+    assert shape_of(str(own)) == TINY == shape_of("tiny")
     assert checkpoint(tmp_path, str(own)) == own and not list(tmp_path.iterdir())
     assert label("tiny") == "tiny" and label(str(own)).startswith("llama-tiny-") and label(f"{own}/") == label(str(own))
-    rows = prompt_file(tmp_path, WORKLOADS["w1"], str(own)).read_text().splitlines()
+    rows = prompt_file(tmp_path, WORKLOADS["w1"], str(own), TINY).read_text().splitlines()
     assert [json.loads(row)["prompt_token_ids"] for row in rows] == WORKLOADS["w1"].prompts(TINY)
     config = json.loads((own / "config.json").read_text())
     tied = tmp_path / "tied"
@@ -98,24 +104,36 @@ def test_a_directory_of_a_llama_is_a_model_too(work, tmp_path):
     assert TINY.weight_bytes - replace(TINY, tied=True).weight_bytes == 2 * TINY.vocabulary * TINY.hidden
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (None, "expected one of 8b, .*, 355m, .*, or the directory of a Llama"),
-        ({"hidden_size": None}, "expected one of|got model_type"),
-        ({"model_type": "gemma3_text"}, "expected a Llama with heads .*, got model_type 'gemma3_text'"),
-        ({"head_dim": 96}, "got model_type 'llama' with heads of 96"),
-    ],
-)
-def test_other_directories_are_refused(work, tmp_path, change, said):
-    if change is not None:
-        config = json.loads((checkpoint(work, "tiny") / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(UserError, match="expected a Llama in safetensors files, found none"):
+@pytest.mark.parametrize("change", [{"model_type": "gemma3_text"}, {"head_dim": 96}])
+def test_other_models_are_no_llamas(work, tmp_path, change):
+    config = json.loads((checkpoint(work, "tiny") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    assert llama_shape(tmp_path) is None
+
+
+@pytest.mark.parametrize("written", [None, "{", "[]", '{"model_type": "llama"}'])
+def test_directories_without_a_model_are_refused(tmp_path, written):
+    if written is not None:
+        (tmp_path / "config.json").write_text(written)
+        with pytest.raises(UserError, match="or a model directory with safetensors files"):
             shape_of(str(tmp_path))
         (tmp_path / "model-00001-of-00002.safetensors").touch()
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=r"expected one of 8b, .*, 355m, .*, or a model directory|expected the config"):
         shape_of(str(tmp_path))
+
+
+def test_the_ideal_of_experts_is_by_the_weights_that_tokens_touch(checkpoint_of_experts):
+    shape = shape_of(str(checkpoint_of_experts))
+    assert isinstance(shape, OwnShape) and shape.vocabulary == 512
+    active = shape.size.layer_weights - (1 - 2 / 4) * shape.size.expert_weights
+    assert shape.layer_weights == int(active)
+    assert shape.body_seconds(1000, 1e9, 1e12) == pytest.approx(2 * 1000 * int(active) / 1e9)
+    touched = 1 - (1 - 2 / 4) ** 3
+    read = 2 * (shape.size.layer_weights - (1 - touched) * shape.size.expert_weights)
+    assert shape.body_seconds(3, 1e15, 1e9) == pytest.approx(read / 1e9)
+    assert shape.head_seconds(1, 1e15, 1e9) == pytest.approx(2 * shape.size.head_weights / 1e9)
+    found = limits_module.measure(shape, [3, PREFILL_TOKENS])
+    assert 0 < found.body[3] < found.body[PREFILL_TOKENS] and set(found.head) == {3, PREFILL_TOKENS}
 
 
 def test_llama_cpp_gets_its_nearest_type(work, tmp_path, monkeypatch):
@@ -239,7 +257,7 @@ def test_the_library_is_compared_with_the_other_peers_too(tmp_path):
 @pytest.mark.parametrize("peer", ["transformers", "LLM"])
 def test_the_runner_imports_the_project_for_its_library_alone(work, tmp_path, peer):
     assert Path(peer_runner.__file__).read_text().count("import hpcdecode\n") == 1
-    rows = prompt_file(tmp_path, Workload("few", rows=3, shortest=4, longest=9), "tiny")
+    rows = prompt_file(tmp_path, Workload("few", rows=3, shortest=4, longest=9), "tiny", TINY)
     line = [sys.executable, peer_runner.__file__, peer, str(checkpoint(work, "tiny")), str(rows), "5"]
     subprocess.run([*line, str(tmp_path / "out.json")], check=True, timeout=240, capture_output=True)
     found = json.loads((tmp_path / "out.json").read_text())
