@@ -20,7 +20,7 @@ from hpcdecode.bench.limits import PREFILL_TOKENS, IdealTimes
 from hpcdecode.bench.mixed_configs import MIXED
 from hpcdecode.bench.mixed_models import mixed_checkpoint, mixed_shape
 from hpcdecode.bench.own_models import OwnShape, shape_of
-from hpcdecode.bench.workload import Shape, Workload, checkpoint, label, made, prompt_file
+from hpcdecode.bench.workload import Shape, Workload, checkpoint, is_gguf, label, made, prompt_file
 from hpcdecode.errors import UserError
 from hpcdecode.system.cores import SETTINGS
 
@@ -68,7 +68,7 @@ class Site:
 
     Attributes:
         work: Folder of checkpoints, prompts and logs.
-        model: A name in SHAPES or MIXED, or a model directory.
+        model: A name in SHAPES or MIXED, a model directory or a GGUF file.
         prefix: Put before every command.
         weights: Data type of the weights; None for bfloat16.
         activations: hpcdecode's --activations, or None.
@@ -242,7 +242,11 @@ class Peer:
 
     def _model(self) -> Path:
         """Return the directory or the file that the peer loads; make it once."""
-        if self.name not in _CONVERTED:
+        if is_gguf(self.site.model) and self.name not in ("llama.cpp", LIBRARY):
+            raise UserError(
+                f"--peer {self.name}: expected a model directory for it, got the GGUF file {self.site.model}"
+            )
+        if self.name not in _CONVERTED or is_gguf(self.site.model):
             return self.site.checkpoint
         kind = "-".join(filter(None, (label(self.site.model), self.site.weights)))
         folder = self.site.work / f"{self.name}-{kind}"

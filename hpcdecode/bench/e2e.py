@@ -93,8 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="355m",
         metavar="NAME|DIR",
-        help=f"checkpoint to make, one of {', '.join((*SHAPES, *MIXED))} (tiny is to try the command), or a "
-        "model directory (%(default)s)",
+        help=f"checkpoint to make, one of {', '.join((*SHAPES, *MIXED))} (tiny is to try the command), a "
+        "model directory or a GGUF file (%(default)s)",
     )
     add("--work", type=Path, default=default_folder(), metavar="DIR", help="checkpoints and logs (%(default)s)")
     add(

@@ -10,7 +10,7 @@ import msgspec
 
 from hpcdecode.bench.mixed_configs import MIXED
 from hpcdecode.bench.mixed_models import MixedShape, products_of
-from hpcdecode.bench.workload import SHAPES, Shape, llama_shape
+from hpcdecode.bench.workload import SHAPES, Shape, is_gguf, llama_shape
 from hpcdecode.errors import UserError
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.weight_bits import weight_bits
@@ -48,26 +48,30 @@ class OwnShape(MixedShape):
 
 @cache
 def shape_of(model: str) -> Shape:
-    """Return the sizes of a name in SHAPES or of the model in a directory; of a name in MIXED without what is kept.
+    """Return the sizes of a name in SHAPES or of a model's directory or file; of a name in MIXED without what is kept.
 
     Raises:
-        UserError: If there is no such name or directory, or if it holds no decoder with weights.
+        UserError: If there is no such name, directory or file, or if it holds no decoder with weights.
     """
     if model in SHAPES or model in MIXED:
         return products_of(model)
+    if is_gguf(model):
+        return own_shape(model)
     if not (Path(model) / "config.json").is_file() or not any(Path(model).glob("*.safetensors")):
         names = ", ".join((*SHAPES, *MIXED))
-        raise UserError(f"--model {model}: expected one of {names}, or a model directory with safetensors files")
+        raise UserError(
+            f"--model {model}: expected one of {names}, a model directory with safetensors files, or a GGUF file"
+        )
     return llama_shape(Path(model)) or own_shape(model)
 
 
-def own_shape(directory: str) -> OwnShape:
-    """Return the sizes of the model in a directory, with weights as they are in memory.
+def own_shape(model: str) -> OwnShape:
+    """Return the sizes of the model in a directory or GGUF file, with weights as they are in memory.
 
     Raises:
         UserError: If there is no decoder in it that can be run.
     """
-    size = msgspec.structs.replace(ModelSize.from_directory(directory), bits=weight_bits(directory, None))
+    size = msgspec.structs.replace(ModelSize.from_directory(model), bits=weight_bits(model, None))
     vocabulary = size.head_weights // size.hidden
     weights = int(size.weight_bytes + size.head_bytes)  # with the embedding
     return OwnShape(size.hidden, size.layers, 1, 1, 0, vocabulary, weights=weights, kept=size.shapes, size=size)

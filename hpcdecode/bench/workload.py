@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.errors import UserError
+from hpcdecode.model.frontend.gguf.folder import ENDING
 
 BOS, EOS, PAD = 1, 2, 3
 _SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
@@ -138,6 +139,11 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcdecode" / "bench"
 
 
+def is_gguf(model: str) -> bool:
+    """Return whether a model is a GGUF file."""
+    return Path(model).suffix == ENDING and Path(model).is_file()
+
+
 def llama_shape(directory: Path) -> Shape | None:
     """Return the sizes of the Llama in a directory, or None if it has another model, or other heads.
 
@@ -165,9 +171,9 @@ def llama_shape(directory: Path) -> Shape | None:
 
 
 def label(model: str) -> str:
-    """Return what the files that are made for `model` are named by: the name, or that of the directory and a digest."""
+    """Return what the files that are made for `model` are named by: the name, or that of its path and a digest."""
     path = Path(model).resolve()
-    if model in SHAPES or not path.is_dir():
+    if model in SHAPES or not path.exists():
         return model
     return f"{path.name}-{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import transformers
 from safetensors import safe_open
 
 from hpcdecode.bench import e2e as bench_e2e
@@ -33,6 +34,9 @@ from hpcdecode.bench.workload import (
 )
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import UserError
+from tests.support.gguf_files import GPT_OSS, GPT_OSS_VALUES
+from tests.support.gguf_files import write as write_gguf
+from tests.support.models import save
 
 TINY = SHAPES["tiny"]
 
@@ -115,11 +119,22 @@ def test_other_models_are_no_llamas(work, tmp_path, change):
 def test_directories_without_a_model_are_refused(tmp_path, written):
     if written is not None:
         (tmp_path / "config.json").write_text(written)
-        with pytest.raises(UserError, match="or a model directory with safetensors files"):
+        with pytest.raises(UserError, match="a model directory with safetensors files, or a GGUF"):
             shape_of(str(tmp_path))
         (tmp_path / "model-00001-of-00002.safetensors").touch()
-    with pytest.raises(UserError, match=r"expected one of 8b, .*, 355m, .*, or a model directory|expected the config"):
+    with pytest.raises(UserError, match=r"expected one of 8b, .*, 355m, .*, a model directory|expected the config"):
         shape_of(str(tmp_path))
+
+
+def test_a_gguf_file_is_for_those_that_take_it(tmp_path):
+    config = transformers.GptOssConfig(**GPT_OSS, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    source = save(config, tmp_path / "source")
+    written = write_gguf(source, tmp_path, "gpt-oss", lambda own: "Q8_0", **GPT_OSS_VALUES).file
+    assert isinstance(shape_of(str(written)), OwnShape) and label(str(written)).startswith(f"{written.name}-")
+    site = Site(tmp_path, str(written))
+    assert Peer(site, "llama.cpp", sys.executable)._model() == written == Peer(site, "LLM", sys.executable)._model()
+    with pytest.raises(UserError, match=r"--peer vllm: expected a model directory for it, got .*gguf"):
+        Peer(site, "vllm", sys.executable)._model()
 
 
 def test_the_ideal_of_experts_is_by_the_weights_that_tokens_touch(checkpoint_of_experts):
