@@ -25,7 +25,6 @@ namespace hpcdecode::ops {
 
 constexpr int kPanel = 32;          // outputs
 constexpr int kTileRows = 14;       // rows that share a pass over a panel, because their sums fill the registers
-constexpr int kDirectRows = 20;     // the same where the sums of half a panel do, and weights are expanded in registers
 constexpr int kMostTileRows = 128;  // the same where sums wait in memory, in tile registers: the most that there are
 
 // The work of one kernel call: some rows by a panel, or by two that lie one after the other.

@@ -129,7 +129,7 @@ struct InRegisters {
     using Form = typename Factors::Words;
     static constexpr FormKernels kKernels = {
         {form_tiles<Factors, VectorFloat32, VectorToFloat32>,
-         {by_rows<ExpandingTile<Form>, kDirectRows>, kDirectRows, false, Form::kPairedRows}},
+         {by_rows<ExpandingTile<Form>, Form::kDirectRows>, Form::kDirectRows, false, Form::kPairedRows}},
         expand_words<Form>,
         by_rounded_rows<Factors>()};
 };

@@ -36,10 +36,11 @@ inline __m512 bytes16(const char* p) {
 
 // A form's codes in registers give word after word of 16 outputs. table: The numbers that codes stand for.
 // kPairedRows: Rows, at most, that are multiplied by two panels at once: with fewer sums each waits for the one before.
+// kDirectRows: Rows, at most, for which words are not written first. Above 12 a tile takes a half after the other.
 inline constexpr float kWhole[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 template <class Form, const float (&table)[16] = kWhole>
 struct NibbleWords : Form {
-    static constexpr int kWords = 8, kPairedRows = 2;
+    static constexpr int kWords = 8, kPairedRows = 2, kDirectRows = 12;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     using Scales = Affine512;
     struct Codes {
@@ -152,7 +153,7 @@ struct ByteCodes {
 
 template <class Form>
 struct ByteWords : Form {
-    static constexpr int kWords = 8, kPairedRows = 0;
+    static constexpr int kWords = 8, kPairedRows = 0, kDirectRows = 12;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     struct Scales {
         __m512 by[2];
@@ -214,7 +215,7 @@ struct Q51Words : AffineByteWords<Q51Layout> {
 
 // A number's exponent grows by that of the scale, unless it is zero.
 struct Mxfp4Words : Mxfp4Layout {
-    static constexpr int kWords = 4, kPairedRows = 5;
+    static constexpr int kWords = 4, kPairedRows = 5, kDirectRows = 20;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     using Scales = Words;
     using Codes = Words;
@@ -242,7 +243,7 @@ struct Mxfp4Words : Mxfp4Layout {
 // With its bits in the lower exponent's and the upper fraction's place, a float32 is 2^-120 of the number.
 template <class Form>
 struct Fp8ByteWords : Form {
-    static constexpr int kWords = 1, kPairedRows = 0;
+    static constexpr int kWords = 1, kPairedRows = 0, kDirectRows = 12;
     static constexpr int64_t kScaleInputs = kBlockInputs;
     struct Scales {
         __m512 by[2];
