@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpcdecode.attention.recurrent_shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import parsed
 from hpcdecode.cli.size_flags import tier
-from hpcdecode.config import ADMISSIONS, KV_DTYPES, SCHEDULES, WEIGHTS
+from hpcdecode.config import ADMISSIONS, KV_DTYPES, QUANTISED, SCHEDULES
 from hpcdecode.errors import UserError
 from hpcdecode.planning.servers import SERVING
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
@@ -25,11 +25,9 @@ def add_machine(group: Group) -> None:
     """Add the flags of a machine: S devices and R devices, and the layout of their ranks."""
     add = group.add_argument
     add("--model", required=True, metavar="MODEL", help="as --model of generate; weights are not needed")
-    help = (
-        "what projections are in memory, as --weights of generate (default: auto, by the checkpoint's files); a step "
-    )
+    help = "what projections are in memory, as --weights of generate (default: auto, by the checkpoint); a step "
     help += "reads so many bytes of them, and computes as fast as in bfloat16"
-    add("--weights", choices=WEIGHTS, help=help)
+    add("--weights", choices=("auto", "bfloat16", *QUANTISED), help=help)
     add("--profile", metavar="FILE", help="profile of hpcdecode calibrate, instead of data sheets")
     help = "device of an S-rank, or several that act as one, such as 4xa100 (%(default)s)"
     add("--s-device", default="a10", metavar="NAME", help=help)

@@ -56,13 +56,14 @@ def of_devices(
 ) -> Cost:
     """Return the cost by data sheets.
 
-    T(B) is by the device's curve of 2*A*B / FLOP/s and e*W(B) / (bytes/s), by default the longer: the linear part has
-    2*A*B FLOP and reads e*W(B) bytes of weights, where A = W(B) = N but for mixtures of experts. Lamina also counts
-    e*B*d bytes of activations, which are left out here. `_r_seconds` has R, `_chosen_tokens` what indexers change. A
-    pair of query and key takes 4*L*d FLOP (FluidInfer: 4*l^2*d a layer for a prompt of l tokens), or those of attention
-    over latents. A token on the wire takes (2 + 2/G)*e*d bytes a layer (Lamina: 4*e*d, for G = 1), or the rows of other
-    layers (`layer_work.wire_columns`). FLOP/s and bytes/s are the peaks times the shares of the curve; for attention
-    they are times COMPUTE_EFFICIENCY and cache_share.
+    T(B) is by the device's curve of 2*A*B / FLOP/s and e*W(B) / (bytes/s), by default the longer: the linear part
+    has 2*A*B FLOP and reads e*W(B) bytes of weights, where A = W(B) = N but for mixtures of experts; of weights in
+    few bits it reads less (`read_bytes`). Lamina also counts e*B*d bytes of activations, which are left out here.
+    `_r_seconds` has R, `_chosen_tokens` what indexers change. A pair of query and key takes 4*L*d FLOP (FluidInfer:
+    4*l^2*d a layer for a prompt of l tokens), or those of attention over latents. A token on the wire takes (2 +
+    2/G)*e*d bytes a layer (Lamina: 4*e*d, for G = 1), or the rows of other layers (`layer_work.wire_columns`).
+    FLOP/s and bytes/s are the peaks times the shares of the curve; for attention they are times COMPUTE_EFFICIENCY
+    and cache_share.
 
     A member of a group of `tp` S-ranks a stage has 1 / tp of the weights and heads, as its R-ranks have.
 

@@ -64,6 +64,15 @@ def test_a_plan_without_weights_says_that_they_count_in_bfloat16(checkpoint, tmp
         assert ("give --weights int4, mxfp4, mxfp8 or fp8" in printed.out + printed.err) == said
 
 
+def test_a_plan_of_an_incomplete_checkpoint_goes_by_its_config(checkpoint, tmp_path, capsys):
+    shutil.copy(checkpoint("llama3") / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    assert main(["plan", "--model", str(tmp_path), "--rows", "100", "--weights", "int4"]) == 0
+    printed = capsys.readouterr()
+    assert "model-00001-of-00002.safetensors" in printed.out + printed.err
+    assert weight_bits(str(tmp_path), "int4").layers == 5
+
+
 def test_steps_read_the_bits_of_the_experts_that_are_touched():
     touched = 1 - (28 / 32) ** 4
     assert FEW_BITS.read_bytes(4) == pytest.approx(2e9 + touched * 19e9 * 4.25 / 8)
