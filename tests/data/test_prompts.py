@@ -91,7 +91,7 @@ def test_duplicate_ids_and_unicode_line_separators_are_kept(tmp_path):
 
 HOSTILE = [
     (b"{", "invalid JSON"),
-    (b"\xff\xfe{\x00", "invalid JSON"),
+    (b"\xff\xfe{\x00", "invalid UTF-8"),
     (b"prompt: a", "invalid JSON"),
     (b'{"prompt": "a"} {"prompt": "b"}', "invalid JSON"),
     (b"\x00\x00\x00", "invalid JSON"),

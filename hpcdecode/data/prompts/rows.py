@@ -268,15 +268,21 @@ def _scoring_only(fields: dict[str, Any]) -> dict[str, Any]:
 def _json_object(data: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(data)
-    except UnicodeDecodeError as e:
-        raise RowProblem(f"expected UTF-8 text, got invalid UTF-8: {e.reason}") from e
     except RecursionError as e:
         raise RowProblem("expected a JSON object, got one nested too deeply") from e
-    except msgspec.DecodeError as e:
-        raise RowProblem(f"expected a JSON object on one line, got invalid JSON: {e}") from e
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:  # the latter before msgspec 0.23
+        raise _no_json(data, e) from e
     if not isinstance(value, dict):
         raise RowProblem(f"expected a JSON object, got {type_name(value)}")
     return value
+
+
+def _no_json(data: bytes, error: Exception) -> RowProblem:
+    try:
+        data.decode()
+    except UnicodeDecodeError as e:
+        return RowProblem(f"expected UTF-8 text, got invalid UTF-8: {e.reason}")
+    return RowProblem(f"expected a JSON object on one line, got invalid JSON: {error}")
 
 
 def id_of(fields: dict[str, Any], line: int) -> str:
