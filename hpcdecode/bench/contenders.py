@@ -242,11 +242,12 @@ class Peer:
 
     def _model(self) -> Path:
         """Return the directory or the file that the peer loads; make it once."""
-        if is_gguf(self.site.model) and self.name not in ("llama.cpp", LIBRARY):
+        gguf = is_gguf(self.site.model)
+        if gguf and self.name not in ("llama.cpp", LIBRARY):
             raise UserError(
                 f"--peer {self.name}: expected a model directory for it, got the GGUF file {self.site.model}"
             )
-        if self.name not in _CONVERTED or is_gguf(self.site.model):
+        if gguf or self.name not in _CONVERTED:
             return self.site.checkpoint
         kind = "-".join(filter(None, (label(self.site.model), self.site.weights)))
         folder = self.site.work / f"{self.name}-{kind}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdecode.attention.shapes import MixerShape, state_bytes
 from hpcdecode.bench.mixed_configs import COMMON, MIXED, WITH_EXPERTS, MixedModel
-from hpcdecode.bench.workload import SHAPES, Shape, made, write_tokenizer
+from hpcdecode.bench.workload import Shape, made, write_tokenizer
 from hpcdecode.planning.layer_work import attend_flop, kv_bytes
 from hpcdecode.planning.model_size import ModelSize
 
@@ -55,10 +55,8 @@ class MixedShape(Shape):
         return state_bytes(self.kept)
 
 
-def products_of(name: str) -> Shape:
-    """Return the shape of a name in SHAPES or MIXED; of the latter without what sequences keep."""
-    if name in SHAPES:
-        return SHAPES[name]
+def products_of(name: str) -> MixedShape:
+    """Return the shape of a name in MIXED, without what sequences keep."""
     import torch
 
     with torch.device("meta"):
@@ -92,9 +90,7 @@ def touched_bytes(name: str, rows: int) -> float:
 @cache
 def mixed_shape(name: str, directory: Path) -> MixedShape:
     """Return the shape of MIXED[name], whose checkpoint is in `directory`."""
-    shape = products_of(name)
-    assert isinstance(shape, MixedShape), "expected a model of MIXED"
-    return replace(shape, kept=tuple(ModelSize.from_directory(str(directory)).shapes))
+    return replace(products_of(name), kept=tuple(ModelSize.from_directory(str(directory)).shapes))
 
 
 def mixed_checkpoint(work: Path, name: str) -> Path:

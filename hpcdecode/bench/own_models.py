@@ -53,7 +53,9 @@ def shape_of(model: str) -> Shape:
     Raises:
         UserError: If there is no such name, directory or file, or if it holds no decoder with weights.
     """
-    if model in SHAPES or model in MIXED:
+    if model in SHAPES:
+        return SHAPES[model]
+    if model in MIXED:
         return products_of(model)
     if is_gguf(model):
         return own_shape(model)

@@ -74,7 +74,7 @@ def _group(part: GroupsAlike, group: Candidate) -> Iterator[str]:
         f"F = S/{rows.injections} of S = {rows.steps:,.0f}; a step: {busy}, in all {step.total * 1e3:,.1f}; "
         f"bottleneck: {_bottleneck(part, group)}"
     )
-    yield (f"  a row decodes in {group.latency:,.1f} s; {_memory(part)}; {_held(part, group)}" + _balance(part, group))
+    yield f"  a row decodes in {group.latency:,.1f} s; {_memory(part)}; {_held(part, group)}" + _balance(part, group)
 
 
 def _shown(best: PlannedLayout, others: Sequence[PlannedLayout]) -> Iterator[PlannedLayout]:
