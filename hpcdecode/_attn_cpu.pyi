@@ -717,14 +717,18 @@ def state_bytes(layers: Sequence[RecurrentShape], dtype: str, state_dtype: str, 
     """Return the bytes that a StateStore reserves for a sequence."""
 
 class StepAttention:
-    """Attention of one new token per sequence, for a Chain to call."""
+    """Attention of new tokens of sequences, for a Chain to call."""
 
-    def __init__(self, kv_cache: KvCache, slots: _Ints, dtype: str, sinks: Sequence[_Floats | None]) -> None:
-        """Prepare a step of sequences that have been extended by one token each.
+    def __init__(
+        self, kv_cache: KvCache, slots: _Ints, counts: _Ints, dtype: str, sinks: Sequence[_Floats | None]
+    ) -> None:
+        """Prepare a step of sequences that have been extended.
 
         Args:
             kv_cache: The KV cache of the sequences.
             slots: int32 [n], in the order of the rows.
+            counts: int32 [n], by how many tokens each has been extended, with a row of each: at least 1, and no more
+                where layers choose tokens.
             dtype: float32 or bfloat16, of the rows of qkv and of the output.
             sinks: For every layer float32 [q_heads], or None.
         """

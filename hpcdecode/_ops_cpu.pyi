@@ -460,6 +460,9 @@ class Chain:
             attention: Address of the step's attention, or 0 for a chain without.
         """
 
+    def together(self, tokens: int, threads: int) -> bool:
+        """Return whether so many tokens go through as one block, as those must of which a sequence has several."""
+
     @property
     def tensors(self) -> int:
         """Number of tensors of a call."""

@@ -13,6 +13,7 @@ from hpcdecode.requests.adapters import adapters_problem
 from hpcdecode.requests.output_parser import REASONING_PARSERS, TOOL_CALL_PARSERS
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.shard import Shard
+from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.system.swap_tiers import TierSpec
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         prefill_tokens: Most prompt tokens in a step of a lane.
         max_gap: Most seconds between two tokens of a row that prompts of others should take; None or 0 for any.
         prefix_sharing: Prefill a common beginning of several prompts once.
+        speculative_config: How tokens are guessed ahead, which steps confirm several of; None for one token a step.
         partition: Unit by which attention is divided among R-ranks.
         overlap: Parts of an R-rank's work in a layer, each of which is attended to when it arrives.
         layout: `replicas`, every rank has both roles; `split`, every rank has one; `auto` chooses.
@@ -120,6 +122,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: int | None = None
     max_gap: float | None = None
     prefix_sharing: bool = True
+    speculative_config: SpeculativeConfig | None = None
     partition: str = "request"
     overlap: int = 1
     layout: str = "auto"
@@ -158,6 +161,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError("--prefill-ranks: expected no --survive and no --exchange collective", everywhere=True)
         if self.max_gap is not None and not 0 <= self.max_gap < float("inf"):
             raise UserError(f"--max-gap: expected seconds >= 0, got {self.max_gap}", everywhere=True)
+        if self.speculative_config and self.schedule == "fluid":
+            what = "expected a schedule that keeps KV caches in memory, got --schedule fluid; leave one of them out"
+            raise UserError(f"--speculative-config: {what}", everywhere=True)
         if self.swap_tiers and self.prefill_ranks:
             raise UserError("--kv-swap: expected it without --prefill-ranks, got both; leave one out", everywhere=True)
         if self.schedule == "fluid" and not self.swap_tiers:

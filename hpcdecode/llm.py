@@ -21,6 +21,7 @@ from hpcdecode.engine.engine import Engine
 from hpcdecode.errors import PromptError, UserError
 from hpcdecode.ranks.team import assemble
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.system.model_path import find_model
 from hpcdecode.system.sizes import parse_bytes
 
@@ -54,6 +55,8 @@ class LLM:
         prefill_tokens: Most prompt tokens in a step; None chooses.
         kv_memory: Memory of the KV cache, in bytes or as a size such as "8G"; None chooses.
         gpu_memory: Most memory of a GPU to take, likewise; None for what is free.
+        speculative_config: How tokens are guessed ahead, as `--speculative-config` takes it, such as
+            `{"method": "ngram", "num_speculative_tokens": 8}`; None for one token a step.
         threads: Threads to compute with; None for one on each core of the process.
         reasoning_parser: What splits reasoning from content, as `--reasoning-parser` does.
         tool_call_parser: What finds calls of tools, as `--tool-call-parser` does.
@@ -79,6 +82,7 @@ class LLM:
         prefill_tokens: int | None = None,
         kv_memory: int | str | None = None,
         gpu_memory: int | str | None = None,
+        speculative_config: dict[str, Any] | SpeculativeConfig | None = None,
         threads: int | None = None,
         reasoning_parser: str = "none",
         tool_call_parser: str = "none",
@@ -99,6 +103,7 @@ class LLM:
             prefill_tokens=prefill_tokens,
             kv_memory=parse_bytes(kv_memory) if isinstance(kv_memory, str) else kv_memory,
             gpu_memory=parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory,
+            speculative_config=None if speculative_config is None else _speculation(speculative_config),
             reasoning_parser=reasoning_parser,
             tool_call_parser=tool_call_parser,
         ).check()
@@ -281,3 +286,11 @@ def _rows_of(prompts: AnyPrompt | Sequence[AnyPrompt], lora: str | None) -> list
     """Return prompts, or one alone, in the form of rows of a prompt file."""
     one = isinstance(prompts, (str, dict)) or (len(prompts) and isinstance(prompts[0], int))
     return [with_adapter(prompt, lora) for prompt in ([prompts] if one else prompts)]
+
+
+def _speculation(given: dict[str, Any] | SpeculativeConfig) -> SpeculativeConfig:
+    """Return settings as they are or as a dictionary, or raise UserError."""
+    try:
+        return SpeculativeConfig.of(given)
+    except ValueError as error:
+        raise UserError(f"speculative_config: {error}") from None

@@ -120,15 +120,18 @@ class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
         except _attn_cpu.CapacityError as error:
             raise KvCapacityError(str(error)) from None
 
-    def step_attention(self, slots: IntArray, dtype: str, sinks: Sequence[Tensor | None]) -> _attn_cpu.StepAttention:
-        """Return the attention of one new token of each of `slots`, for a native chain to call.
+    def step_attention(
+        self, slots: IntArray, counts: IntArray, dtype: str, sinks: Sequence[Tensor | None]
+    ) -> _attn_cpu.StepAttention:
+        """Return the attention of new tokens of each of `slots`, for a native chain to call.
 
         Args:
-            slots: int32 [n], extended by one token each, in the order of the rows.
+            slots: int32 [n], in the order of the rows.
+            counts: int32 [n], by how many tokens each was extended; 1 where layers choose tokens.
             dtype: float32 or bfloat16, of the rows.
             sinks: For every layer float32 [q_heads], or None.
         """
-        return _attn_cpu.StepAttention(self.native, slots, dtype, sinks)
+        return _attn_cpu.StepAttention(self.native, slots, counts, dtype, sinks)
 
     def layer_rows(
         self,

@@ -12,14 +12,14 @@ from hpcdecode.attention.base import IntArray, KvCache
 from hpcdecode.attention.cpu import CpuKvCache
 from hpcdecode.attention.cpu_states import CpuStateStore, reserved_bytes
 from hpcdecode.attention.hybrid import HybridKvCache
-from hpcdecode.attention.shapes import LayerShape, places_of, recurrent_shapes
+from hpcdecode.attention.shapes import LayerShape, chooses_tokens, places_of, recurrent_shapes
 from hpcdecode.attention.sizes import bytes_per_token
 
 StepKvCache = CpuKvCache | HybridKvCache
 
 
 class MixerStep(Protocol):
-    """A step of sequences that have been extended by one token each.
+    """A step of sequences that have been extended.
 
     Attributes:
         address: What `Chain.run` takes as attention.
@@ -76,23 +76,31 @@ def moved_bytes(kv_cache: StepKvCache) -> MovedBytes:
     return MovedBytes(token, 2 * reserved_bytes(recurrent_shapes(layers)))
 
 
-def step_of(kv_cache: StepKvCache, slots: IntArray, dtype: str, sinks: Sequence[Tensor | None]) -> MixerStep:
-    """Return the step of one new token of each of `slots`.
+def takes_several(kv_cache: StepKvCache) -> bool:
+    """Return whether a step may have several new tokens of a sequence."""
+    return isinstance(kv_cache, CpuKvCache) and not chooses_tokens(kv_cache.layers)
+
+
+def step_of(
+    kv_cache: StepKvCache, slots: IntArray, counts: IntArray, dtype: str, sinks: Sequence[Tensor | None]
+) -> MixerStep:
+    """Return the step of new tokens of each of `slots`.
 
     Args:
         kv_cache: KV cache that is `fusable`.
-        slots: int32 [n], extended by one token each, in the order of the rows.
+        slots: int32 [n], in the order of the rows.
+        counts: int32 [n], by how many tokens each was extended; 1 unless the KV cache takes several.
         dtype: float32 or bfloat16, of the rows.
         sinks: For every layer float32 [q_heads], or None.
     """
     if isinstance(kv_cache, CpuKvCache):
-        return kv_cache.step_attention(slots, dtype, sinks)
+        return kv_cache.step_attention(slots, counts, dtype, sinks)
     attends = [isinstance(shape, LayerShape) for shape in kv_cache.layers]
     assert isinstance(kv_cache.states, CpuStateStore), "expected a KV cache that is fusable"
     attention = None
     if isinstance(kv_cache.kv_cache, CpuKvCache):
         own = [s for s, does in zip(sinks, attends, strict=True) if does]
-        attention = kv_cache.kv_cache.step_attention(slots, dtype, own)
+        attention = kv_cache.kv_cache.step_attention(slots, counts, dtype, own)
     states = _attn_cpu.StepStates(kv_cache.states.native, slots)
     places = places_of(kv_cache.layers)
     return _attn_cpu.StepLayers(attention, states, list(zip(attends, places, strict=True)))

@@ -162,7 +162,7 @@ class Decoding:
         assert self.fused is not None
         self._kv_cache.extend(self._slots, self._ones)
         rows, inputs = self.model.slice(0, None, inputs)
-        o, inputs, _ = self.fused.run(self._slots, joined(*rows), inputs)
+        o, inputs, _ = self.fused.run(self._slots, self._ones, joined(*rows), inputs)
         return self.model.logits(o, inputs)
 
 

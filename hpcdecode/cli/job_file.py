@@ -20,12 +20,13 @@ from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.requests.field_types import typed
 from hpcdecode.requests.params import sampling_kinds
 from hpcdecode.requests.shard import Shard
+from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.system.model_path import DEMO, read_toml
 from hpcdecode.system.sizes import parse_bytes
 
 _FAIL_FAST = "fail_fast"
 _NO_KEYS = ("params", "score", "adapters")  # of a job: the subcommand says the second, a table `lora` the third
-_PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
+_PARSED: dict[str, Callable[[Any], object]] = {  # if given as strings
     "dtype": parse_dtype,
     "generation_config": parse_generation_config,
     "gpu_memory": parse_bytes,
@@ -35,7 +36,9 @@ _PARSED: dict[str, Callable[[str], object]] = {  # if given as strings
     "mamba_ssm_cache_dtype": partial(parse_dtype, among=STATE_DTYPES),
     "kv_swap": lambda tier: (tier,),
     "shard": Shard.parse,
+    "speculative_config": SpeculativeConfig.of,
 }
+_TABLES = {"speculative_config"}  # among these, those that may be tables, too
 
 
 def read_job_file(path: str) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def _filled(kind: Any) -> Any:
 
 
 def _value(name: str, kind: Any, value: Any) -> Any:
-    if name in _PARSED and isinstance(value, str):
+    if name in _PARSED and isinstance(value, (str, dict) if name in _TABLES else str):
         try:
             return _PARSED[name](value)
         except ValueError as error:

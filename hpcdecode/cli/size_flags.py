@@ -25,6 +25,7 @@ from hpcdecode.config import (
     EngineOptions,
 )
 from hpcdecode.ranks.wishes import LAYOUTS, POOLS, ROUTES
+from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.schedule.limits import prefill_limit
 from hpcdecode.system.sizes import parse_bytes
 from hpcdecode.system.swap_tiers import TierSpec
@@ -143,6 +144,7 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     add("--max-gap", type=float, metavar="SECONDS", help=help)
     help = "prefill a common beginning of several prompts once (default: yes)"
     add("--prefix-sharing", action=argparse.BooleanOptionalAction, help=help)
+    add_speculation(group)
     help = f"unit by which attention is divided among R-ranks ({defaults['partition']})"
     add("--partition", choices=PARTITIONS, help=help)
     help = f"parts of an R-rank's work in a layer, each attended to when it arrives ({defaults['overlap']})"
@@ -183,6 +185,18 @@ def add_size(group: Group, kind: type[EngineOptions] = EngineOptions) -> None:
     add("--kv-swap", type=parsed(tier), action="append", metavar="TIER", help=help)
     help = "most memory of a GPU that a rank takes, KV cache included (default: what is free)"
     add("--gpu-memory", type=size, metavar="SIZE", help=help)
+
+
+def add_speculation(group: Group) -> None:
+    """Add `--speculative-config`."""
+    usual = SpeculativeConfig()
+    help = (
+        "guess the tokens that may follow a sequence, and confirm several of them in one step, with the same results: "
+    )
+    help += f"a JSON object with method ({usual.method}, which continues what is in the prompt or was generated), "
+    help += f"num_speculative_tokens ({usual.num_speculative_tokens}), prompt_lookup_max ({usual.prompt_lookup_max}) "
+    help += f"and prompt_lookup_min ({usual.prompt_lookup_min}). Steps that would take longer have fewer guesses"
+    group.add_argument("--speculative-config", type=parsed(SpeculativeConfig.of), metavar="JSON", help=help)
 
 
 def tier(text: str) -> str:

@@ -48,12 +48,14 @@ class AttentionWorker:
         self.peak_tokens = 0
 
     def apply(self, lane: int, share: Share) -> None:
-        """Free slots, fork and make room as a plan says.
+        """Shorten and free slots, fork and make room as a plan says.
 
         Raises:
             KvCapacityError: the KV cache has no room; nothing was written.
         """
         self.timeline.enter("plan", lane)
+        for slot, length in share.truncate.tolist():
+            self.kv_cache.truncate(slot, length)
         for slot, ticket in share.swap_out.tolist():
             self._tiers.out(lane, slot, ticket)
         if self.swap and share.stop:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from hpcdecode.attention.base import LayerRows, LayerSeconds
@@ -213,7 +214,11 @@ class FusedExecutor:
 
     def suits(self, inputs: ModelInputs) -> bool:
         """Return whether the step only decodes, and its threads have about as much to attend to."""
-        return inputs.decodes > 0 and not inputs.parts and self.fused.suits(inputs.tokens.positions.tolist())
+        assert self.link.share is not None, "expected a plan"
+        if not inputs.decodes or inputs.parts:
+            return False
+        last = np.cumsum(self.link.share.whole.decode_counts) - 1  # rows of sequences, of which drafts take several
+        return self.fused.suits(inputs.tokens.positions.numpy()[last].tolist(), inputs.decodes)
 
     def run(self, lane: int, link: SLink, inputs: ModelInputs) -> Waiting[LastSliceInput]:
         """Yield nothing: it waits for nobody."""
@@ -221,8 +226,8 @@ class FusedExecutor:
         self.timeline.enter("slice", lane)
         rows, context = self.model.slice(0, None, inputs.tokens.context)
         assert self.link.share is not None, "expected a plan"
-        slots = self.link.share.whole.decode_slots
-        o, context, seconds = self.fused.run(slots, joined(*rows), context)
+        whole = self.link.share.whole
+        o, context, seconds = self.fused.run(whole.decode_slots, whole.decode_counts, joined(*rows), context)
         self.timeline.enter("attend", lane, since=seconds)
         self.prompts.finish((), inputs.forgotten)
         return LastSliceInput(o, context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -32,14 +33,19 @@ class Inputs:
         on_host: what the slices take, in the memory of the host.
         model: the same on the device.
         drawing: the sampled sequences that draw a token; the others are scored.
+        drawn: logits that tokens were drawn from [n, vocab], once they are known; the largest ones' tokens, int64 [n],
+            if no more was needed.
+        first_rows: of sequences that decode, by their ids, if any has a draft; the rows of the draft are behind it.
     """
 
     def __init__(self, step: Step, device: torch.device, forgotten: Sequence[int] = ()):
-        ids = [s.generated[-1] for s in step.decode]
-        positions = [s.length for s in step.decode]
-        adapters = [s.adapter for s in step.decode]
-        logits_indices = list(range(len(ids)))
-        rows = list(logits_indices)  # of logits, by sampled sequence
+        ids = [token for s in step.decode for token in (s.generated[-1], *s.draft.tokens)]
+        positions = [s.length + at for s in step.decode for at in range(1 + len(s.draft.tokens))]
+        adapters = [s.adapter for s in step.decode for _ in range(1 + len(s.draft.tokens))]
+        decodes = len(ids)
+        logits_indices = list(range(decodes))
+        rows = list(accumulate((1 + len(s.draft.tokens) for s in step.decode[:-1]), initial=0))[: len(step.decode)]
+        self.first_rows = dict(zip(map(id, step.decode), rows, strict=True)) if decodes > len(rows) else {}
         self._asked: list[AskedRows] = []
         skipped_queries: list[int] = []
         for chunk in step.prefill:
@@ -58,10 +64,11 @@ class Inputs:
                     logits_indices.append(len(ids) - 1)
                 rows += [len(logits_indices) - 1] * len(chunk.sampled)
         self._sampled = step.sampled
+        self.drawn: Tensor | None = None
         self.drawing = [s for s in self._sampled if s.target is None]
         largest = not self._asked and all(map(_plain_greedy, self.drawing))
         drawn = [row for row, s in zip(rows, self._sampled, strict=True) if s.target is None]
-        self._drawn = list(dict.fromkeys(drawn))  # rows of logits that tokens are drawn from, in their order
+        self._drawn = sorted({*drawn, *range(decodes)})  # rows of logits that tokens are drawn from, in their order
         places = {row: place for place, row in enumerate(self._drawn)}
         sample_indices = [places[row] for row in drawn]
         self._selects_all = sample_indices == list(range(len(self._drawn)))
@@ -70,7 +77,7 @@ class Inputs:
         self._check_sample_indices(rows, *tokens[:3])
         parts = [chunk.part for chunk in step.prefill]
         self.on_host = ModelInputs(
-            len(step.decode), tokens, parts, skipped_queries, forgotten, largest, by_parts=bool(self._asked)
+            decodes, tokens, parts, skipped_queries, forgotten, largest, by_parts=bool(self._asked)
         )
         arrays = [np.array(x, np.int64) for x in (self._drawn, sample_indices)]
         *there, self._drawn_rows, self._sample_indices = upload(device, *(x.numpy() for x in tokens.context), *arrays)

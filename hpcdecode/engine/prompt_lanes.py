@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter
+from time import perf_counter, time
 from typing import Protocol
 
 from torch import Tensor
@@ -39,9 +39,6 @@ class LaneSteps(Protocol):
         self, lane: int, inputs: Inputs, logits_of: Callable[[slice, bool], Waiting[Tensor]]
     ) -> Waiting[list[int]]:
         """Return the next token of each of a step's sampled sequences."""
-
-    def stamp_queued(self, step: Step) -> None:
-        """Note when prompts begin."""
 
     def take_tokens(self, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
         """Give the step's sequences their tokens."""
@@ -100,7 +97,7 @@ class PromptLanes:
         slots, rest = plan.parted()
         if slots.changes_slots:
             steps.announce(lane, slots, None, ())
-        steps.stamp_queued(step)
+        step.stamp_queued(time())
         numbered = steps.numbered(step.plan)
         own.order(numbered, step)
         steps.links[lane].send_plan(numbered)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.engine.choice import executors
+from hpcdecode.engine.confirmation import confirmed
 from hpcdecode.engine.desk import RankReport
 from hpcdecode.engine.executors import LastSliceInput, logits_of
 from hpcdecode.engine.group_lane import GroupLane, OneMember
@@ -171,7 +172,7 @@ class SRank:
                     yield "wait", self.apart.ends
                 continue
             self._waits = 0
-            self.stamp_queued(step)
+            step.stamp_queued(time())
             inputs = Inputs(step, self.model.device, forgotten)
             self.announce(lane, plan, inputs, forgotten)
             executor = next(e for e in self.executors if e.suits(inputs.model))
@@ -180,7 +181,7 @@ class SRank:
             if len(inputs.model.tokens.logits_indices):
                 tokens = yield from self.sample(lane, inputs, partial(self._logits, lane, last))
             enter("commit", lane)
-            self._finish_step(scheduler, step, tokens)
+            self._finish_step(scheduler, step, inputs, tokens)
         self._rounds.leave(lane)
         plan = scheduler.stop_plan()
         self.announce(lane, plan, None, scheduler.take_forgotten())
@@ -223,12 +224,6 @@ class SRank:
         self._plans += 1
         return dataclasses.replace(plan, number=self._plans - 1)
 
-    def stamp_queued(self, step: Step) -> None:
-        """Note when prompts begin."""
-        for chunk in step.prefill:
-            for sequence in chunk.sequence.with_forks:
-                sequence.times.queued = sequence.times.queued or time()
-
     def _logits(self, lane: int, last: LastSliceInput, part: slice, largest: bool) -> Waiting[Tensor]:
         """Return what `logits_of` returns for a part of a lane's tokens."""
         self.timeline.enter("logits", lane)
@@ -242,11 +237,13 @@ class SRank:
         for part in inputs.model.logits_parts:
             logits = yield from logits_of(part, inputs.model.largest)
             if logits.dim() == 1:
+                inputs.drawn = logits
                 return inputs.select(logits).tolist()
             self.timeline.enter("sample", lane)
             inputs.take_asked(logits, part)
             kept.append(inputs.drawn_from(logits, part))
-        logits = inputs.select(kept[0] if len(kept) == 1 else torch.cat(kept))
+        inputs.drawn = kept[0] if len(kept) == 1 else torch.cat(kept)
+        logits = inputs.select(inputs.drawn)
         drawing = inputs.drawing
         tokens = sample(logits, drawing, self.stops.eos, self.grammars) if drawing else []
         advance_beams(logits, drawing)
@@ -256,33 +253,39 @@ class SRank:
     def take_tokens(self, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
         """Give the step's sequences their tokens, and hand in the requests that are finished."""
         now = time()
-        for chunk in step.prefill:
-            if chunk.completes:
-                for sequence in chunk.sequence.with_forks:
-                    sequence.times.first_token = sequence.times.first_token or now
-        finished = scheduler.update(step, tokens)
-        for sequence in step.sampled:
+        step.stamp_first(now)
+        self._hand_in(scheduler.update(step, tokens), step.sampled, now)
+
+    def _hand_in(self, finished: Sequence[Request], sequences: Sequence[SequenceState], now: float) -> None:
+        """Hand in requests that are finished, and tell the new tokens of sequences."""
+        for sequence in sequences:
             if sequence.finish_reason is not None:
                 sequence.times.finished = now
         if self.sampled is not None:
-            self.sampled(step.sampled)
+            self.sampled(sequences)
         for request in finished:
             self.sink.finish(request)
-        self.tokens += len(tokens)
+        self.tokens += len(sequences)
 
-    def _finish_step(self, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
+    def _finish_step(self, scheduler: Scheduler, step: Step, inputs: Inputs, tokens: list[int]) -> None:
+        before = self.tokens
         self.take_tokens(scheduler, step, tokens)
+        for sequences, more in confirmed(step, inputs, self.stops, self.grammars):
+            self._hand_in(scheduler.confirm(sequences, more), sequences, time())
+        scheduler.speculation.settle(step.decode)
         self.steps += 1
-        self._count_seconds(step)
+        self._count_seconds(scheduler, step, self.tokens - before)
         self.peak_prefill_tokens = max(self.peak_prefill_tokens, self.prompt_kv.tokens)
         if step.prefill and scheduler.all_prefilled():
             self.prompt_kv.shrink()
             give_back()
 
-    def _count_seconds(self, step: Step) -> None:
+    def _count_seconds(self, scheduler: Scheduler, step: Step, tokens: int) -> None:
         """Count the time since any lane's last step ended for this step, and for all of its tokens alike."""
-        seconds, decodes, prompts = self.timeline.lap(), len(step.decode), sum(c.count for c in step.prefill)
+        seconds, decodes, prompts = self.timeline.lap(), len(step.plan.decode), sum(c.count for c in step.prefill)
         self.pace.observe(seconds, prompts, decodes)
+        if not prompts:
+            scheduler.speculation.price.observe(seconds, decodes, tokens)
         for scheduler in self.schedulers:
             scheduler.admission.policy.prefill_tokens = self.pace.tokens
         self._prompt_tokens += prompts

@@ -20,6 +20,7 @@ from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.prefixes import FEW_PREFIXES, MAX_PREFIXES
 from hpcdecode.schedule.scheduler import Scheduler
+from hpcdecode.schedule.speculation import Speculation
 
 MOST_GROWTH = 8  # of B, with optimistic admission
 _AHEAD_ON_GPUS = 2048  # rows looked at for each group on GPUs, whose B may be as large
@@ -167,7 +168,8 @@ def schedulers_of(
     placement = placement_of(options, team, setup, len(scale.lanes))
     limits = [lane_limits(options, setup, batch, scale, prefix_tokens) for batch in scale.lanes]
     swaps = swaps_of(options, team, placement.footprint)
-    return [Scheduler(lane, feed, placement, own, stops, swaps) for lane, own in enumerate(limits)]
+    drafting = Speculation(options.speculative_config, placement)
+    return [Scheduler(lane, feed, placement, own, stops, swaps, drafting) for lane, own in enumerate(limits)]
 
 
 def state_load(setup: Setup) -> int:

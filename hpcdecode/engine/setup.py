@@ -13,7 +13,14 @@ import msgspec
 from hpcdecode.attention.base import LATENT_KV_DTYPES
 from hpcdecode.attention.footprint import Footprint, largest
 from hpcdecode.attention.open import by_kernels
-from hpcdecode.attention.shapes import MixerShape, adds_to_scores, attention_shapes, chooses_tokens, with_states_as
+from hpcdecode.attention.shapes import (
+    MixerShape,
+    adds_to_scores,
+    attention_shapes,
+    chooses_tokens,
+    recurrent_shapes,
+    with_states_as,
+)
 from hpcdecode.attention.sizes import block_tokens_for, footprint_for, state_tokens_for
 from hpcdecode.config import EngineOptions
 from hpcdecode.data.prompts.tokenizer import Tokenizer
@@ -104,9 +111,9 @@ def runs_indexers(options: EngineOptions, team: Team) -> bool:
 def drops_windows(options: EngineOptions, rank: Rank, shapes: Sequence[MixerShape], kv_dtype: str) -> bool:
     """Return whether an R-rank's KV cache for these layers gives up what leaves windows.
 
-    It does where all of it is in memory, and kernels attend.
+    It does where all of it is in memory, kernels attend, and no drafts are dropped again.
     """
-    if options.schedule == "fluid" or not rank.has_r:
+    if options.schedule == "fluid" or options.speculative_config or not rank.has_r:
         return False
     return rank.kv_device == "cpu" or by_kernels(attention_shapes(shapes), kv_dtype, rank.kv_device)
 
@@ -176,6 +183,8 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         if model is not None and not runs_indexers(options, team):
             require_all_tokens(loaded.attends)
         _require_biases(team, loaded.attends)
+        if options.speculative_config:
+            require_truncation(loaded.attends)
         partition_of(options, team.pool).check(loaded.attends)
         return Loaded(loaded, tokenizer)
 
@@ -228,6 +237,17 @@ def _trace_once(options: EngineOptions, team: Team, *, loaded: bool) -> None:
             dtype = options.dtype or auto_dtype(options.model, team.me.device)
             cached_trace(Path(options.model), parse_dtype(dtype, options.model), team.lead)
     team.gather_all(0, int)
+
+
+def require_truncation(shapes: Sequence[MixerShape]) -> None:
+    """Raise UserError if what KV caches keep of a model's tokens cannot be dropped again."""
+    pooled = [s for s in attention_shapes(shapes) if s.compress_rate or (s.indexer and s.indexer.key_tokens > 1)]
+    if kept := len(recurrent_shapes(shapes)) + len(pooled):
+        raise UserError(
+            "--speculative-config: expected a model whose layers all attend to K and V of tokens, which can be dropped "
+            f"if a guess was wrong; {kept} of its {len(shapes)} layers keep a state, or what several tokens are "
+            "compressed to; leave it out"
+        )
 
 
 def together(team: Team, action: Callable[[], T]) -> T:

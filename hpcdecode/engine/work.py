@@ -56,6 +56,8 @@ class Work:
                 metrics.preemptions += scheduler.preemptions
                 metrics.preempted_tokens += scheduler.preempted_tokens
                 metrics.shared_tokens += scheduler.shared_tokens
+            speculation = s_rank.schedulers[0].speculation
+            metrics.drafted_tokens, metrics.confirmed_tokens = speculation.drafted, speculation.confirmed
             if swaps := s_rank.schedulers[0].tiers.swaps:
                 metrics.swapped, metrics.swapped_tokens = swaps.moved, swaps.moved_tokens
                 metrics.swap_failures = swaps.failures

@@ -20,8 +20,8 @@ class Piece:
     """Sequences of a share that are exchanged and attended together.
 
     Attributes:
-        decode_slots, decode_counts: int32 [n], as `KvCache.attend` takes them; every count is 1, but for layers that
-            keep a state, where prompts are among them.
+        decode_slots, decode_counts: int32 [n], as `KvCache.attend` takes them; a count is 1, and one more for each
+            token of a draft. For layers that keep a state prompts are among them.
         decode_rows: int64 [sum(decode_counts)], their rows in the lane.
         prefill_slots, prefill_counts: int32 [p], as `KvCache.append` takes them.
         prefill_rows: int64 [sum(prefill_counts)], their rows in the lane.
@@ -49,6 +49,7 @@ class Share:
         count: pieces at most.
 
     Attributes:
+        truncate: int32 [n, 2], (slot, length) of what is shortened.
         swap_out: int32 [n, 2], (slot, ticket) of what a tier keeps.
         release: int32 [n], slots to free.
         fork: int32 [n, 2], (slot, new slot).
@@ -62,18 +63,20 @@ class Share:
         rows = np.flatnonzero(plan.decode[:, 0] == rank)
         prefill = _own(plan.prefill, rank, first_slot)
         self.swap_out, self.swap_in = _own(plan.swap_out, rank, first_slot), _own(plan.swap_in, rank, first_slot)
+        self.truncate = _own(plan.truncate, rank, first_slot)
         self.stop = plan.stop
         self.release: Slots = _own(plan.release, rank, first_slot)[:, 0]
         self.fork = _own(plan.fork, rank, first_slot, 2)
+        decode_slots, decode_counts = _runs(plan.decode[rows, 1] + first_slot)
         self.whole = Piece(
-            plan.decode[rows, 1] + first_slot,
-            np.ones(len(rows), np.int32),
+            decode_slots,
+            decode_counts,
             rows,
             np.ascontiguousarray(prefill[:, 0]),
             np.ascontiguousarray(prefill[:, 2]),
             _stretches(prefill),
         )
-        self.pieces = list(_pieces(self.whole, min(count, len(rows))))
+        self.pieces = list(_pieces(self.whole, min(count, len(decode_slots))))
         self._stateful: list[Piece] | None = None
 
     def pieces_of(self, shape: MixerShape) -> list[Piece]:
@@ -94,6 +97,16 @@ def _own(table: Slots, rank: int, first_slot: int, slots: int = 1) -> Slots:
     return own
 
 
+def _runs(slots: Slots) -> tuple[Slots, Slots]:
+    """Return slots that each follow themselves in a row once, and how often they do, int32 [n] each."""
+    first = np.ones(len(slots), np.bool_)
+    np.not_equal(slots[1:], slots[:-1], out=first[1:])
+    if first.all():
+        return slots, np.ones(len(slots), np.int32)
+    begins = np.flatnonzero(first)
+    return slots[begins], np.diff(begins, append=len(slots)).astype(np.int32)
+
+
 def _stretches(prefill: Slots) -> NDArray[np.int64]:
     """Return the rows in the lane of prompts: (slot, first row, tokens) of each."""
     stretches = [np.arange(first, first + tokens) for _, first, tokens in prefill.tolist()]
@@ -101,19 +114,20 @@ def _stretches(prefill: Slots) -> NDArray[np.int64]:
 
 
 def _pieces(whole: Piece, count: int) -> Iterator[Piece]:
-    """Yield decode rows in `count` even pieces, the prompts with the last."""
-    decodes = len(whole.decode_rows)
+    """Yield sequences that decode in `count` even pieces, the prompts with the last."""
+    decodes = len(whole.decode_slots)
     if not decodes + len(whole.prefill_rows):
         return
     if count <= 1:
         yield whole
         return
+    rows = np.concatenate([[0], np.cumsum(whole.decode_counts)])
     for start, end in pairwise(np.linspace(0, decodes, count + 1).astype(int).tolist()):
         decode, prefill = slice(start, end), slice(None if end == decodes else 0)
         yield Piece(
             whole.decode_slots[decode],
             whole.decode_counts[decode],
-            whole.decode_rows[decode],
+            whole.decode_rows[rows[start] : rows[end]],
             whole.prefill_slots[prefill],
             whole.prefill_counts[prefill],
             whole.prefill_rows[prefill],

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SUMS = (
     *("s_seconds", "steps", "prefill_seconds", "decode_seconds", "decode_tokens", "shared_tokens"),
-    *("preemptions", "preempted_tokens", "bytes_read", "attend_seconds"),
+    *("drafted_tokens", "confirmed_tokens", "preemptions", "preempted_tokens", "bytes_read", "attend_seconds"),
     *("swapped", "swapped_tokens", "swap_failures", "swap_out_bytes", "swap_in_bytes", "swap_seconds"),
     *("swap_wait_seconds", "sum_bytes", "whole_sum_bytes", "expert_choices"),
 )
@@ -56,6 +56,8 @@ class Metrics(msgspec.Struct, kw_only=True):
         peak_prefill_tokens: Most prompt tokens whose K and V the rank held.
         peak_load: Most tokens that the sequences of all lanes attended to in a step.
         shared_tokens: Prompt tokens that came from shared prefixes.
+        drafted_tokens: Tokens that were guessed, in speculative decoding.
+        confirmed_tokens: Those of them that were right.
         preemptions: How often sequences gave up their room in KV caches, under optimistic admission.
         preempted_tokens: Tokens whose K and V were dropped so, and were computed again.
         swapped: How often sequences that gave up their room moved to a tier.
@@ -87,6 +89,8 @@ class Metrics(msgspec.Struct, kw_only=True):
     peak_prefill_tokens: int = 0
     peak_load: int = 0
     shared_tokens: int = 0
+    drafted_tokens: int = 0
+    confirmed_tokens: int = 0
     preemptions: int = 0
     preempted_tokens: int = 0
     swapped: int = 0
@@ -147,6 +151,8 @@ def summarize(
         "errors": rows.errors,
         "prompt_tokens": rows.prompt_tokens,
         "shared_prompt_tokens": sum(m.shared_tokens for m in s_ranks),
+        "drafted_tokens": sum(m.drafted_tokens for m in s_ranks),
+        "confirmed_tokens": sum(m.confirmed_tokens for m in s_ranks),
         "preemptions": sum(m.preemptions for m in s_ranks),
         "preempted_tokens": sum(m.preempted_tokens for m in s_ranks),
         "swapped": sum(m.swapped for m in s_ranks),

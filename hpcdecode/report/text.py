@@ -84,6 +84,7 @@ def summary(figures: dict[str, Any]) -> str:
             f"{f['tokens_per_second']:,.1f} tokens/s, S busy {f['s_busy']:.0%}{balance}, R busy {f['r_busy']:.0%},"
             f" R-part {f['r_gigabytes_per_second']:.1f} GB/s, peak KV {f['peak_kv_tokens']:,} tokens,"
             f" peak load {f['peak_load_tokens']:,}",
+            *([_speculated(f)] if f.get("drafted_tokens") else []),
             *([_preempted(f)] if f["preemptions"] else []),
             *([_swapped(f)] if f.get("swapped") else []),
             *([_rotated(f)] if f.get("swap_in_bytes") and not f.get("swapped") else []),
@@ -123,6 +124,12 @@ def _of_experts(f: dict[str, Any]) -> str:
         f"experts: {min(shares):.1%} .. {max(shares):.1%} of the routers' choices on a rank (the mean is {mean:.0%} of "
         f"the busiest); sums sent {f['sum_bytes'] / 1e6:,.1f} MB, with all rows {f['whole_sum_bytes'] / 1e6:,.1f} MB"
     )
+
+
+def _speculated(f: dict[str, Any]) -> str:
+    """Return what became of drafts."""
+    drafted, confirmed = f["drafted_tokens"], f["confirmed_tokens"]
+    return f"guessed {drafted:,} tokens ahead, {confirmed:,} of them right ({confirmed / drafted:.0%})"
 
 
 def _preempted(f: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdecode.errors import RowProblem
+from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.requests.values import is_integer, shown, type_name
 
 MAX_INTEGER = 2**63 - 1
@@ -52,6 +53,7 @@ _KINDS = {
     dict[int, float]: "an object of token ids and numbers",
     dict[str, str]: "an object of names and strings",
     dict[str, Any] | None: "an object",
+    SpeculativeConfig: "an object",
 }
 
 

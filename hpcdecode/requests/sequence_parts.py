@@ -1,11 +1,12 @@
-"""What belongs to a sequence beside its tokens: what its text hides, its sampler's state, its times."""
+"""What belongs to a sequence beside its tokens: what its text hides, its sampler's state, its draft, its times."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpcdecode.requests.counts import TokenCounts
 from hpcdecode.requests.matcher import Matcher
+from hpcdecode.requests.ngrams import TokenHistory
 from hpcdecode.requests.stops import StopText
 
 
@@ -25,6 +26,23 @@ class SamplerState:
     stop_text: StopText | None = None  # for stop strings
     matcher: Matcher | None = None  # for structured outputs
     thought: bool = False  # its reasoning has ended, or does not begin
+
+
+@dataclass(slots=True)
+class Draft:
+    """What a sequence may go on with, and how often that was right.
+
+    Attributes:
+        tokens: That the next step confirms or not, behind the newest one; none outside of a step.
+        length: Tokens in the KV cache before that step.
+        rate: Share of tokens that were confirmed, of those drafted lately.
+        history: All tokens of the sequence, from its first draft on.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    length: int = 0
+    rate: float = 0.0
+    history: TokenHistory | None = None
 
 
 @dataclass(slots=True)

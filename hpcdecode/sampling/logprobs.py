@@ -33,8 +33,18 @@ def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> It
         yield from _part(logits[part].float(), tokens[part], counts[part])
 
 
+def _norms(logits: Tensor) -> Tensor:
+    """Return the logarithm of the sum of exp of each row of logits [n, vocab], [n, 1].
+
+    Torch adds up one row on all threads, in another order than one of several.
+    """
+    if len(logits) == 1:
+        return torch.cat([logits, logits]).logsumexp(dim=-1, keepdim=True)[:1]
+    return logits.logsumexp(dim=-1, keepdim=True)
+
+
 def _part(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> Iterator[Entry]:
-    norms = logits.logsumexp(dim=-1, keepdim=True)
+    norms = _norms(logits)
     chosen = logits.gather(1, values_on(logits.device, tokens, torch.int64)[:, None]) - norms
     parts = [chosen[:, 0]]
     rows_by_count = {n: [row for row, own in enumerate(counts) if own == n] for n in sorted(set(counts) - {0})}

@@ -1,4 +1,4 @@
-"""The chunks of prompts that a step prefills, and the rows of a plan that say so."""
+"""The chunks of prompts that a step prefills, and the rows of a plan that say what it prefills and decodes."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def forked_prefixes(chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
     """Return (R-rank, slot, new slot) of the chunks that begin behind a prefix."""
     begun = [(c.sequence, c.sequence.prefix) for c in chunks if c.begins and c.sequence.prefix]
     return [(rank, prefix.slot, s.slot) for s, prefix in begun for rank in s.ranks]
+
+
+def decode_places(sequences: Iterable[SequenceState]) -> list[tuple[int, int]]:
+    """Return (R-rank, slot) of each row of sequences that decode: one, and one for each token of the draft."""
+    return [(s.rank, s.slot) for s in sequences for _ in range(1 + len(s.draft.tokens))]
 
 
 def places_of(chunks: Iterable[Chunk], row: int) -> list[tuple[int, int, int, int]]:

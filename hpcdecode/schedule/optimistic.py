@@ -41,6 +41,7 @@ class Claim:
         tokens: of whole blocks that a sequence may fill until it claims more.
         own: group tokens, beside those that it shares.
         live: whether it is held.
+        due: entry among the steps at which it grows that counts; others are out of date.
         leaves: whether it is given up with the next plan of its lane.
     """
 
@@ -49,6 +50,7 @@ class Claim:
     tokens: int
     own: int
     live: bool = True
+    due: int = -1
     leaves: bool = False
 
 
@@ -110,11 +112,11 @@ class OptimisticPlacement(Placement):
         """Claim room for the step after `now` of a lane's sequences; have others leave if there is none."""
         self._now, due = now, self._growth[lane]
         while due and due[0][0] <= now:
-            claim = heapq.heappop(due)[2]
-            if not claim.live:
+            _, entry, claim = heapq.heappop(due)
+            if not claim.live or entry != claim.due:
                 continue
             if isinstance(claim.holder, SequenceState) and claim.holder.returning:  # it does not decode yet
-                heapq.heappush(due, (now + 1, next(self._ties), claim))
+                self._grow_at(lane, now + 1, claim)
                 continue
             before, claim.tokens = claim.own, claim.tokens + self.block_tokens
             claim.own = self.footprint.tokens(claim.tokens, claim.holder.shared)
@@ -136,6 +138,16 @@ class OptimisticPlacement(Placement):
 
     def may_start(self, sequences: Sequence[SequenceState], step: int) -> bool:
         """Return True: what sequences hold is claimed step by step, whenever they start."""
+        return True
+
+    def try_advance(self, rank: int, sequences: Sequence[SequenceState], steps: Sequence[int]) -> bool:
+        """Advance sequences if the R-rank has room for all that its sequences may take; have none leave for it."""
+        if self._final.tokens[rank] > self._room[rank]:
+            return False
+        self.advance(sequences, steps)
+        for sequence in sequences:
+            self._grow_later(self._claims[rank][sequence])
+        self.grow(sequences[0].lane, self._now)
         return True
 
     def await_room(self, sequences: Sequence[SequenceState]) -> None:
@@ -214,8 +226,12 @@ class OptimisticPlacement(Placement):
         sequence = claim.holder
         assert isinstance(sequence, SequenceState), "a prefix does not grow"
         if claim.tokens < sequence.final_length:
-            step = sequence.start_step + claim.tokens - sequence.prompt_length - 1
-            heapq.heappush(self._growth[sequence.lane], (step, next(self._ties), claim))
+            self._grow_at(sequence.lane, sequence.start_step + claim.tokens - sequence.prompt_length - 1, claim)
+
+    def _grow_at(self, lane: int, step: int, claim: Claim) -> None:
+        """Let a claim grow with the plan of a step of its lane, and at no other step."""
+        claim.due = next(self._ties)
+        heapq.heappush(self._growth[lane], (step, claim.due, claim))
 
     def _peak(self, holders: list[KvHolder]) -> int:
         """Return the most group tokens that they are expected to take at any step, with a margin."""

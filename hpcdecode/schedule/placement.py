@@ -58,6 +58,10 @@ class Trajectories:
         """Let all of them start and end so many steps later."""
         self._rows[1:3] += steps
 
+    def advance(self, sequence: SequenceState, steps: int) -> None:
+        """Let one of them start and end so many steps earlier."""
+        self._rows[1:3, self._at[sequence]] -= steps
+
     def attention_load(self, new: SequenceState, ranks: int, after: int = 0) -> Load:
         """Return the tokens that each R-rank attends to for them, and their states, over the steps of `new`.
 
@@ -163,6 +167,20 @@ class Placement:
             self.remove(sequence)
             sequence.start_step = now
             self.add(sequence)
+
+    def advance(self, sequences: Sequence[SequenceState], steps: Sequence[int]) -> None:
+        """Count sequences that have so many tokens more than one a step, as if each had started so much earlier."""
+        for sequence, more in zip(sequences, steps, strict=True):
+            sequence.start_step -= more
+            self._decoding[sequence.lane].advance(sequence, more)
+
+    def try_advance(self, rank: int, sequences: Sequence[SequenceState], steps: Sequence[int]) -> bool:
+        """Advance sequences of an R-rank if it has room for their tokens then; return whether it has."""
+        self.advance(sequences, steps)
+        if self.fits(rank, ()):
+            return True
+        self.advance(sequences, [-more for more in steps])
+        return False
 
     def may_start(self, sequences: Sequence[SequenceState], step: int) -> bool:
         """Return whether sequences that have not started to decode have room if they begin at `step`."""

@@ -16,8 +16,9 @@ from hpcdecode.schedule.prefixes import MAX_PREFIXES
 Table = NDArray[np.int32]
 
 _STOP, _COLLECTIVE, _APART = 1, 2, 4
-_COLUMNS = {"swap_out": 3, "release": 2, "fork": 3, "swap_in": 4, "decode": 2, "prefill": 4}
+_COLUMNS = {"truncate": 3, "swap_out": 3, "release": 2, "fork": 3, "swap_in": 4, "decode": 2, "prefill": 4}
 HEADER = 2 + len(_COLUMNS)  # elements
+MOST_DRAFTED_ROWS = 256  # of a plan, beside a row of every sequence
 
 
 _EMPTY = {name: np.empty((0, columns), np.int32) for name, columns in _COLUMNS.items()}
@@ -31,14 +32,16 @@ def _empty(name: str) -> Table:
 class Plan:
     """What a lane's ranks do in one step.
 
-    An R-rank first copies what `swap_out` names, frees the slots in `release` and opens those of `fork` and `swap_in`.
-    Then it makes room for one token of every decode row and for `tokens` of every prefill row. The lane's activations
-    hold the decode rows first, then the prefill chunks. A prefix has a row in `prefill` for every R-rank, with the same
+    An R-rank first drops what `truncate` names, copies what `swap_out` names, frees the slots in `release` and opens
+    those of `fork` and `swap_in`. Then it makes room for one token of every decode row and for `tokens` of every
+    prefill row. The lane's activations hold the decode rows first, then the prefill chunks. A sequence has one decode
+    row, and one for each token of its draft behind it. A prefix has a row in `prefill` for every R-rank, with the same
     activations.
 
     Attributes:
         number: of the plan among those of its S-rank. R-ranks apply plans in this order, so that room is freed before
             it is taken again.
+        truncate: int32 [n, 3], (R-rank, slot, length), drafts that were not confirmed.
         swap_out: int32 [n, 3], (R-rank, slot, ticket), K and V that a tier keeps; the slots are in `release`, too.
         release: int32 [n, 2], (R-rank, slot).
         fork: int32 [n, 3], (R-rank, slot, new slot).
@@ -51,6 +54,7 @@ class Plan:
     """
 
     number: int = 0
+    truncate: Table = field(default_factory=lambda: _empty("truncate"))
     swap_out: Table = field(default_factory=lambda: _empty("swap_out"))
     release: Table = field(default_factory=lambda: _empty("release"))
     fork: Table = field(default_factory=lambda: _empty("fork"))
@@ -74,8 +78,8 @@ class Plan:
 
     @property
     def changes_slots(self) -> bool:
-        """Return whether it frees, forks or fills any."""
-        return len(self.release) + len(self.fork) + len(self.swap_in) > 0
+        """Return whether it shortens, frees, forks or fills any."""
+        return len(self.truncate) + len(self.release) + len(self.fork) + len(self.swap_in) > 0
 
     @property
     def runs_model(self) -> bool:
@@ -84,8 +88,8 @@ class Plan:
 
     def parted(self) -> tuple[Plan, Plan]:
         """Return a plan that frees and forks slots, and one of the rest."""
-        rest = replace(self, release=_empty("release"), fork=_empty("fork"))
-        return Plan(release=self.release, fork=self.fork), rest
+        rest = replace(self, truncate=_empty("truncate"), release=_empty("release"), fork=_empty("fork"))
+        return Plan(truncate=self.truncate, release=self.release, fork=self.fork), rest
 
     @property
     def length(self) -> int:
@@ -135,4 +139,5 @@ def length_of(wire: Table) -> int:
 
 def wire_length(slots: int, ranks: int) -> int:
     """Return the int32 elements that any plan of a lane needs, by its slots and its R-ranks."""
-    return HEADER + sum(_COLUMNS.values()) * slots + (2 + 3 + 4) * MAX_PREFIXES * ranks
+    drafted = _COLUMNS["decode"] * MOST_DRAFTED_ROWS
+    return HEADER + sum(_COLUMNS.values()) * slots + drafted + (2 + 3 + 4) * MAX_PREFIXES * ranks

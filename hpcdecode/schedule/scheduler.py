@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from math import ceil
 
 from hpcdecode.requests.prefix import KvHolder, Prefix
-from hpcdecode.requests.sequence import CANCELLED, Request, SequenceState
+from hpcdecode.requests.sequence import Request, SequenceState
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.admission import Admission, Feed
 from hpcdecode.schedule.apart import PromptsApart
-from hpcdecode.schedule.chunks import forked_prefixes, next_chunks, places_of, tokens_first
+from hpcdecode.schedule.beam_step import update_beams
+from hpcdecode.schedule.chunks import decode_places, forked_prefixes, next_chunks, places_of, tokens_first
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.microbatch import remaining
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, Table, table_of
 from hpcdecode.schedule.slots import Slots
+from hpcdecode.schedule.speculation import Speculation
 from hpcdecode.schedule.step import Chunk, Step
 from hpcdecode.schedule.swaps import Swaps
 from hpcdecode.schedule.tier_traffic import TierTraffic
@@ -32,6 +34,7 @@ class Scheduler:
         limits: of the lane.
         stops: what ends a sequence.
         swaps: tiers of the R-ranks, of the S-rank; None if there are none.
+        speculation: what drafts tokens, of the S-rank; None for nothing.
 
     Attributes:
         requests: in flight, by the line of their row.
@@ -55,8 +58,10 @@ class Scheduler:
         limits: LaneLimits,
         stops: Stops,
         swaps: Swaps | None = None,
+        speculation: Speculation | None = None,
     ):
         self.lane, self.placement, self.limits, self.stops = lane, placement, limits, stops
+        self.speculation = speculation or Speculation(None, placement)
         self.admission = Admission(lane, feed, placement, limits, stops)
         self.prefixes = self.admission.prefixes
         self.requests: dict[int, Request] = {}
@@ -110,14 +115,18 @@ class Scheduler:
             self._admit(now)
         self.load = sum(s.length + 1 for s in self.decoding)
         chunks = [] if self.apart is not None else self._chunks(now)
+        if not chunks:  # beside prompts no row is free
+            self.speculation.draft(self.decoding)
         swap_out, swap_in = self.tiers.take_rows()
+        decode = table_of(decode_places(self.decoding), 2)
         plan = Plan(
+            truncate=table_of(self.speculation.take_unconfirmed(self.lane), 3),
             swap_out=swap_out,
             release=release,
             fork=table_of(self.slots.take_forks() + forked_prefixes(chunks), 3),
             swap_in=swap_in,
-            decode=table_of(((s.rank, s.slot) for s in self.decoding), 2),
-            prefill=table_of(places_of(chunks, len(self.decoding)), 4),
+            decode=decode,
+            prefill=table_of(places_of(chunks, len(decode)), 4),
         )
         return Step(plan, list(self.decoding), chunks)
 
@@ -157,7 +166,7 @@ class Scheduler:
     def update(self, step: Step, tokens: Sequence[int]) -> list[Request]:
         """Take the sampled token of each sequence in `step.sampled`; return the requests that are finished."""
         for request in {id(s.request): s.request for s in step.sampled if s.beams}.values():
-            self._update_beams(request)
+            update_beams(request, self.slots)
         finished = self._accept(step.sampled, tokens)
         if step.prefill and self.apart is not None:
             self.apart.under_way = False
@@ -167,7 +176,15 @@ class Scheduler:
                 self.prefilling.popleft()
                 if isinstance(chunk.sequence, SequenceState):
                     self.ready += self.slots.fork_from(chunk.sequence)
-        self.admission.policy.observe(len(tokens), sum(s.finish_reason == "stop" for s in finished))
+        return self._settle(len(tokens), finished)
+
+    def confirm(self, sequences: Sequence[SequenceState], tokens: Sequence[int]) -> list[Request]:
+        """Take one more token of each of some sequences that the step before has given tokens, as `update` does."""
+        return self._settle(len(tokens), self._accept(sequences, tokens))
+
+    def _settle(self, tokens: int, finished: Sequence[SequenceState]) -> list[Request]:
+        """Let sequences that are finished decode no more; return the requests that are."""
+        self.admission.policy.observe(tokens, sum(s.finish_reason == "stop" for s in finished))
         if not finished:
             return []
         self.decoding = [s for s in self.decoding if s.finish_reason is None]
@@ -187,24 +204,6 @@ class Scheduler:
                 if sequence.prefix:
                     sequence.prefix.users -= 1
         return finished
-
-    def _update_beams(self, request: Request) -> None:
-        """Let beams go on as their search says, or end."""
-        beams, sequences = request.beams, request.sequences
-        assert beams is not None
-        if request.cancelled:
-            for sequence in sequences:
-                sequence.finish_reason = CANCELLED
-            return
-        if not beams.moves:
-            for sequence, hypothesis in zip(sequences, beams.best, strict=True):
-                sequence.end_as(hypothesis)
-            return
-        before = [s.generated for s in sequences]
-        for sequence, move in zip(sequences, beams.moves, strict=True):
-            sequence.generated = [*before[move.parent], move.token]
-        if before[0]:  # else the prompt's slot is forked once it is prefilled
-            self.slots.follow(request, [move.parent for move in beams.moves])
 
     def _release(self, lost: Sequence[tuple[int, int]] = ()) -> Table:
         """Return the slots to free: `lost` ones, and those of sequences and prefixes that have left or ended."""

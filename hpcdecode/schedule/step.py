@@ -98,3 +98,16 @@ class Step:
     def sampled(self) -> list[SequenceState]:
         """Return the sequences that get a token in this step, in the order of their logits."""
         return self.decode + [s for c in self.prefill for s in c.sampled]
+
+    def stamp_queued(self, now: float) -> None:
+        """Note when prompts begin, as Unix time."""
+        for chunk in self.prefill:
+            for sequence in chunk.sequence.with_forks:
+                sequence.times.queued = sequence.times.queued or now
+
+    def stamp_first(self, now: float) -> None:
+        """Note when sequences get their first token, as Unix time."""
+        for chunk in self.prefill:
+            if chunk.completes:
+                for sequence in chunk.sequence.with_forks:
+                    sequence.times.first_token = sequence.times.first_token or now

@@ -23,23 +23,28 @@ std::vector<int32_t> read_slots(nb::handle slots) {
 intptr_t address_of(RowAttention& step) { return reinterpret_cast<intptr_t>(&step); }
 
 void bind_attention(nb::module_& m) {
-    nb::class_<StepAttention>(m, "StepAttention", "Attention of one new token per sequence, for a Chain to call.")
+    nb::class_<StepAttention>(m, "StepAttention", "Attention of new tokens of sequences, for a Chain to call.")
         .def(
             "__init__",
-            [](StepAttention* a, KvCache& cache, nb::handle slots, const std::string& dtype, nb::sequence sinks) {
+            [](StepAttention* a, KvCache& cache, nb::handle slots, nb::handle counts, const std::string& dtype,
+               nb::sequence sinks) {
                 std::vector<std::vector<float>> own;
                 for (nb::handle each : sinks)
                     own.push_back(each.is_none() ? std::vector<float>() : read_floats(each, "sinks"));
-                new (a) StepAttention(cache, read_slots(slots), parse_act_type(dtype), std::move(own));
+                new (a)
+                    StepAttention(cache, read_slots(slots), read_slots(counts), parse_act_type(dtype), std::move(own));
             },
-            nb::arg("kv_cache"), nb::arg("slots"), nb::arg("dtype"), nb::arg("sinks"), nb::keep_alive<1, 2>(),
-            nb::sig("def __init__(self, kv_cache: KvCache, slots: _Ints, dtype: str, sinks: "
+            nb::arg("kv_cache"), nb::arg("slots"), nb::arg("counts"), nb::arg("dtype"), nb::arg("sinks"),
+            nb::keep_alive<1, 2>(),
+            nb::sig("def __init__(self, kv_cache: KvCache, slots: _Ints, counts: _Ints, dtype: str, sinks: "
                     "collections.abc.Sequence[_Floats | None]) -> None"),
-            R"(Prepare a step of sequences that have been extended by one token each.
+            R"(Prepare a step of sequences that have been extended.
 
 Args:
     kv_cache: The KV cache of the sequences.
     slots: int32 [n], in the order of the rows.
+    counts: int32 [n], by how many tokens each has been extended, with a row of each: at least 1, and no more
+        where layers choose tokens.
     dtype: float32 or bfloat16, of the rows of qkv and of the output.
     sinks: For every layer float32 [q_heads], or None.)")
         .def_prop_ro(

@@ -7,7 +7,8 @@
 namespace hpcdecode {
 
 // The sequences first, first + step, ... of a decode step, `count` of them, and their rows.
-// qkv, out: Rows of the first of them; qkv_bytes and out_bytes lead from one row to the next.
+// qkv, out: Rows of the first of them, or of the step (see RowAttention); qkv_bytes and out_bytes lead from one row to
+// the next.
 struct SequenceRows {
     int64_t first, step, count;
     const uint8_t* qkv;
@@ -26,12 +27,16 @@ struct Lines {
     const char *begin = nullptr, *end = nullptr;
 };
 
-// Attention of one new token of every sequence of a decode step, some sequences at a time, on the calling thread.
+// Attention of the new tokens of every sequence of a decode step, some sequences at a time, on the calling thread.
+// Usually each has one, and a row of it. If any has more, `rows` are those of the whole step, one row behind the other,
+// and name sequences alone.
 class RowAttention {
   public:
     virtual ~RowAttention() = default;
+    // Returns the sequences of a step of so many tokens: fewer if some have several.
+    virtual int64_t sequences(int64_t tokens) const { return tokens; }
     // Begins a step. Throws std::invalid_argument; else calls of `attend` follow, then `end`.
-    virtual void begin(int64_t sequences, int threads) = 0;
+    virtual void begin(int64_t tokens, int threads) = 0;
     virtual void attend(int layer, int thread, const SequenceRows& rows) = 0;
     // Returns how many of the first of `rows` should be attended to at once beside other work.
     // Appends the memory of their keys and values to `lines`, to be prefetched.

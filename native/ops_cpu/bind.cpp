@@ -203,6 +203,8 @@ Args:
     pointers: Address of every given tensor.
     row_bytes: Bytes from one token's row to the next of every given tensor, 0 for a weight.
     attention: Address of the step's attention, or 0 for a chain without.)")
+        .def("together", &Chain::together, nb::arg("tokens"), nb::arg("threads"),
+             "Return whether so many tokens go through as one block, as those must of which a sequence has several.")
         .def_prop_ro("tensors", &Chain::given, "Number of tensors of a call.");
 
     nb::class_<Draw>(m, "Draw", "How the token of one row of logits is drawn.")

@@ -105,8 +105,15 @@ int Chain::groups(int64_t tokens, int threads) const {
 // Returns whether every thread takes two blocks at a time, and attends to one while it multiplies for the other.
 bool Chain::pairs(int64_t tokens, int threads) const { return attends_ && !chooses_ && tokens >= 2 * least_ * threads; }
 
+bool Chain::together(int64_t tokens, int threads) const {
+    return groups(tokens, threads) == 1 && !pairs(tokens, threads) && tokens <= most_;
+}
+
 void Chain::run(int64_t tokens, int threads, const std::vector<Rows>& given, RowAttention* attention) const {
     if (attends_ != (attention != nullptr)) throw std::invalid_argument("chain: expected attention where it has any");
+    if (attends_ && attention->sequences(tokens) < tokens && !together(tokens, threads))
+        throw std::invalid_argument("chain: expected one token of each sequence in a step of " +
+                                    std::to_string(tokens) + " tokens, which take several blocks");
     const int most = groups(tokens, threads), useful = multiplies_ ? threads : most;
     static thread_local std::vector<char> memory;
     const int64_t of_a_block = (std::min(tokens, most_) * passed_bytes_ + kLine) & -kLine;
@@ -226,9 +233,16 @@ int Chain::Block::layer() const { return std::get<Attention>(chain_.stages_[stag
 SequenceRows Chain::Block::sequences() const {
     const Stage& stage = chain_.stages_[stage_];
     const Rows &qkv = tensors_[stage.tensors[0]], &out = tensors_[stage.tensors[1]];
-    const int64_t every = me_.of, mine = (count_ - me_.number + every - 1) / every;
+    const int64_t every = me_.of, sequences = call_.attention->sequences(call_.tokens);
+    const auto share = [&](int64_t of) { return std::max<int64_t>((of - me_.number + every - 1) / every, 0); };
+    if (sequences < call_.tokens) {  // this is the only block
+        return {me_.number,       every,
+                share(sequences), reinterpret_cast<uint8_t*>(qkv.data),
+                qkv.row_bytes,    reinterpret_cast<uint8_t*>(out.data),
+                out.row_bytes};
+    }
     const auto at = [&](const Rows& r) { return reinterpret_cast<uint8_t*>(r.data + me_.number * r.row_bytes); };
-    return {first_ + me_.number * step_, step_ * every, std::max<int64_t>(mine, 0), at(qkv),
+    return {first_ + me_.number * step_, step_ * every, share(count_),        at(qkv),
             qkv.row_bytes * every,       at(out),       out.row_bytes * every};
 }
 

@@ -50,6 +50,9 @@ class Chain {
     // attention: Attention of the tokens' step, or null for a chain without.
     void run(int64_t tokens, int threads, const std::vector<Rows>& given, RowAttention* attention) const;
 
+    // Returns whether so many tokens go through as one block, as those must of which a sequence has several.
+    bool together(int64_t tokens, int threads) const;
+
     int given() const { return given_; }
 
   private:

@@ -45,6 +45,13 @@ def test_what_is_wrong_is_said_in_one_line(line, capsys):
     assert "_" not in said.replace("prompt_", "")
 
 
+def test_settings_in_json_are_named_as_there(capsys):
+    with pytest.raises(SystemExit):
+        cli.parse(["generate", "p", "--speculative-config", '{"num_speculative_token": 3}'], speak=True)
+    said = capsys.readouterr().err
+    assert "--speculative-config: expected a JSON object with some of method, num_speculative_tokens, " in said
+
+
 @pytest.mark.parametrize(
     ("line", "name", "value"),
     [

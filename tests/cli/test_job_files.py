@@ -12,6 +12,7 @@ from hpcdecode.cli.job_file import read_job_file
 from hpcdecode.config import Job
 from hpcdecode.errors import UserError
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.system.model_path import SETTINGS, read_toml
 from tests.support.commands import ROOT
 
@@ -81,6 +82,9 @@ def test_values_and_paths(job_file, tmp_path):
         "overwrite": True,
     }
     assert read_job_file(job_file('model = "demo"'))["model"] == "demo"
+    guessed = read_job_file(job_file("[speculative_config]\nnum_speculative_tokens = 3"))
+    assert guessed == {"speculative_config": SpeculativeConfig(num_speculative_tokens=3)}
+    assert read_job_file(job_file("speculative_config = '{}'"))["speculative_config"] == SpeculativeConfig()
     assert read_job_file(job_file('[lora]\nsql = "a/b"\nx = "/c"')) == {
         "adapters": {"sql": str(tmp_path / "a/b"), "x": "/c"}
     }
@@ -99,6 +103,8 @@ def test_values_and_paths(job_file, tmp_path):
         ("seed = 1979-05-27", "seed: expected a 64-bit integer, got a date"),
         ('kv_memory = "lots"', "kv_memory: expected a size such as 512M"),
         ('shard = "4/4"', "shard: expected I/N"),
+        ("speculative_config = 3", "speculative_config: expected an object, got an integer 3"),
+        ("[speculative_config]\nmodel = 3", "speculative_config: expected a JSON object with some of method"),
         ("shard = 4", "shard: expected a string"),
         ("seed = ", "expected a readable TOML file"),
     ],

@@ -27,6 +27,7 @@ from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import DRAINED
 from tests.differential.contents import Contents, Mix, contents
 from tests.support.fusing import fusing
+from tests.support.guessing import EAGER, guessing, may_guess
 from tests.support.preemption import hasty
 from tests.support.rotating import spoilt_frames
 from tests.support.stop_after import StopAfter, copy, kept, remove
@@ -146,12 +147,16 @@ class Company:
             options.pop("tiers", None)
             if tiers:
                 options["kv_swap"] = (TIERS[tiers].format(folder=self.folder),)
+            guesses = options.pop("guesses", None)
+            if guesses := guesses if may_guess(shapes) and options.get("schedule") != "fluid" else None:
+                options["speculative_config"] = EAGER
             model = self._model(mix["model"]) if comm.rank < s_ranks and size == 1 else None
             job = self._job(mix, "company.jsonl", output, {**options, "tp": self.tp})
             with (
                 hasty(rate) if rate is not None else nullcontext(),
                 free_moves(torn=tiers == "torn"),
                 fusing(fuses) if fuses else nullcontext(),
+                guessing(guesses, mix.get("known", {})) if guesses else nullcontext(),
                 spoilt_frames(),
             ):
                 code = generate(job, comm if ranks > 1 else None, model=model, signals=signals)

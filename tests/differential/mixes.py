@@ -18,6 +18,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.support.guessing import GUESSES
+
 CONTEXT = 2048  # of the demo model, and most that is used of another
 LONGEST_NEW = 24
 FUSES = ("always", "never", "now and then")
@@ -131,6 +133,7 @@ def runs() -> st.SearchStrategy[dict[str, Any]]:
             "tiers": st.sampled_from(("host", "file", "torn")),  # for what leaves, of optimistic runs
             "rotates": st.sampled_from(("host", "file")),  # tiers of KV caches larger than memory, where that goes
             "fuses": st.sampled_from(FUSES),  # which steps that only decode are one native call, where that goes
+            "guesses": st.sampled_from(GUESSES),  # of tokens ahead, of models that can drop them again
             "prefill_ranks": st.integers(1, 2),  # of runs that are split as far as that goes
         },
     )

@@ -19,6 +19,7 @@ from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import Request
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.slots import Slots
+from hpcdecode.schedule.speculation import Speculation
 
 
 def inputs() -> AbstractContextManager:
@@ -76,6 +77,16 @@ def resume() -> AbstractContextManager:
     return patch.object(EarlierRun, "done", skips)
 
 
+def guesses() -> AbstractContextManager:
+    """Leave the first wrong token of a draft in the KV cache."""
+    take = Speculation.take_unconfirmed
+
+    def longer(self: Speculation, lane: int) -> list[tuple[int, int, int]]:
+        return [(rank, slot, length + 1) for rank, slot, length in take(self, lane)]
+
+    return patch.object(Speculation, "take_unconfirmed", longer)
+
+
 MUTATIONS: dict[str, Callable[[], AbstractContextManager]] = {
-    f.__name__: f for f in (inputs, scheduler, placement, prefixes, adapters, resume)
+    f.__name__: f for f in (inputs, scheduler, placement, prefixes, adapters, resume, guesses)
 }

@@ -2,7 +2,7 @@
 
 usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X] [--tp K]
        [--preempts X] [--tiers host|file|torn] [--rotates host|file] [--score] [--adapters] [--weights FORM]
-       [--activations int8] [--kv-dtype DTYPE]
+       [--activations int8] [--kv-dtype DTYPE] [--guesses lookup|wild|known]
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from hpcdecode.attention.base import isa
 from hpcdecode.mpi.collectives import broadcast
 from hpcdecode.system.model_path import find_model
 from tests.differential.company import Company
-from tests.differential.contents import Contents, difference
+from tests.differential.contents import Contents, difference, of_line
 from tests.differential.mixes import mixes, scored_mixes
 from tests.differential.mutations import MUTATIONS
 from tests.support.fusing import Fused
+from tests.support.guessing import GUESSES, Guessed, Known, name_of
 from tests.support.preemption import HastyPlacement
 from tests.support.swapping import TIERS, Moves
 
@@ -86,6 +87,18 @@ def _all_alone(company: Company, mix: dict) -> dict[int, Contents]:
     return {line: company.alone(mix, line) or {} for line in range(1, len(mix["rows"]) + 1)}
 
 
+def _known(alone: dict[int, Contents]) -> Known:
+    """Return what the samples of rows generate alone."""
+    held = {line: of_line(one, "rows", line) for line, one in alone.items()}
+    return {
+        name_of(line, sample): tokens.tolist()
+        for line, row in held.items()
+        for sample, tokens in zip(
+            row.get("sample", [0] * len(row.get("token_ids", []))), row.get("token_ids", []), strict=True
+        )
+    }
+
+
 def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> None:
     """Run corpus and drawn mixes; the first difference is appended to `found` and raised."""
     start = time.monotonic()
@@ -101,7 +114,12 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
         for run in mix["runs"] if options.rotates else ():
             run["rotates"] = options.rotates
             run.pop("fuses", None)
+        for run in mix["runs"] if options.guesses else ():
+            run |= {"guesses": options.guesses}
+            run.pop("rotates", None)
         mix |= {"kv_dtype": options.kv_dtype} if options.kv_dtype else {}
+        if options.guesses == "known" and company.tp == 1:
+            mix["known"] = _known(_all_alone(company, mix))
         text = json.dumps(mix)
         (company.folder / "current.json").write_text(text)
         broadcast(WORLD, text, str)
@@ -136,6 +154,7 @@ def _lead(company: Company, options: argparse.Namespace, found: list[str]) -> No
     if options.count:
         seed(options.seed)(checks(drawn))()
     left = f"{HastyPlacement.chosen} preemptions, {Moves.count} to tiers, {Moves.lost} of them lost, "
+    left += f"{Guessed.right} of {Guessed.tokens} guesses right, "
     left += f"{Fused.steps} steps fused that were to be, {Fused.with_adapters} of them with adapters"
     print(f"SAME {company.mixes} mixes, {left}, seed {options.seed}, {time.monotonic() - start:.0f} s", flush=True)
 
@@ -162,6 +181,7 @@ def _options() -> argparse.Namespace:
     add("--score", action="store_true", help="mixes of rows that are scored")
     add("--tiers", choices=TIERS, help="where rows go that are preempted, of all runs")
     add("--rotates", choices=("host", "file"), help="tiers of KV caches that are larger than memory, of all runs")
+    add("--guesses", choices=GUESSES, help="how tokens are guessed ahead, of all runs")
     add("--preempts", type=float, help="share of the steps at which all runs preempt")
     options = parser.parse_args()
     if options.tolerance is None:

@@ -13,6 +13,7 @@ import pytest
 from tests.differential.mixes import CONTEXT
 from tests.differential.mutations import MUTATIONS
 from tests.support.commands import ROOT, run
+from tests.support.guessing import GUESSES
 from tests.support.hybrids import HYBRIDS
 from tests.support.models import save
 from tests.support.tiny import tiny
@@ -84,6 +85,19 @@ def test_a_mix_of_attention_in_chunks(tmp_path):
 def test_100_mixes_of_attention_in_chunks(tmp_path, options):
     model = chunked(tmp_path / "model")
     same(run_mixes(tmp_path, f"llama4={model}", 100, 401, *options, seconds=7200), 100)
+
+
+@pytest.mark.parametrize("how", GUESSES)
+def test_mixes_with_guesses(tmp_path, how):
+    same(run_mixes(tmp_path, "demo=demo", 3, 109, "--guesses", how, seconds=300), 3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "options", [(), ("--preempts", 0.3, "--tiers", "host"), ("--kv-dtype", "int4"), ("--adapters",)]
+)
+def test_200_mixes_with_guesses(tmp_path, options):
+    same(run_mixes(tmp_path, "demo=demo", 200, 110, "--guesses", "known", *options, seconds=7200), 200)
 
 
 @pytest.mark.full

@@ -70,18 +70,19 @@ def filled(model, lengths: list[int]):
     return kv_cache, slots
 
 
-def by_layers(model, kv_cache, slots, inputs):
-    n, (o, context) = len(slots), (None, inputs)
+def by_layers(model, kv_cache, slots, inputs, counts=None):
+    counts, (o, context) = np.ones(len(slots), np.int32) if counts is None else counts, (None, inputs)
     for i, shape in enumerate(model.attends):
         qkv, context = model.slice(i, o, context)
-        o = torch.empty(n, shape.out_columns, dtype=model.dtype)
-        kv_cache.attend(i, slots, np.ones(n, np.int32), torch.cat(qkv, 1), o, model.sinks(i))
+        o = torch.empty(counts.sum(), shape.out_columns, dtype=model.dtype)
+        kv_cache.attend(i, slots, counts, torch.cat(qkv, 1), o, model.sinks(i))
     return model.logits(o, context)
 
 
-def run_fused(model, fused, slots, inputs):
+def run_fused(model, fused, slots, inputs, counts=None):
     qkv, context = model.slice(0, None, inputs)
-    o, context, seconds = fused.run(slots, torch.cat(qkv, 1), context)
+    counts = np.ones(len(slots), np.int32) if counts is None else counts
+    o, context, seconds = fused.run(slots, counts, torch.cat(qkv, 1), context)
     assert 0 < seconds < 10
     return model.logits(o, context)
 
@@ -107,6 +108,55 @@ def test_a_fused_step_has_the_bits_of_single_layers(checkpoint, isa, threads, na
         kv_cache.truncate(0, lengths[0])
         kv_cache.truncate(int(other[0]), lengths[0])
         lengths = [lengths[0], *(n + 2 if i < few else n for i, n in enumerate(lengths[1:], 1))]
+
+
+SEVERAL = [(isa, name) for isa in ISAS for name in ("llama3", "gemma3", "gpt_oss")]
+SEVERAL += [("avx2", name) for name in ("mixtral", "deepseek_v2", "minicpm3", "gpt2")]
+
+
+@pytest.mark.parametrize(("isa", "name"), SEVERAL, indirect=["isa"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_several_tokens_of_a_sequence_have_the_bits_of_one_after_the_other(checkpoint, isa, threads, name, dtype):
+    model, lengths = load_split(checkpoint(name), dtype=dtype), [70, 3, 128, 9]
+    counts = np.array([3, 1, 12, 2], np.int32)
+    rows = [(slot, place) for slot, count in enumerate(counts.tolist()) for place in range(count)]
+    kv_cache, slots = filled(model, lengths)
+    fused = FusedStep.of(model, kv_cache)
+    assert fused is not None and fused.takes(len(slots), len(rows), threads)
+
+    def inputs(some):
+        ids = torch.tensor([7 + 11 * slot + 5 * place for slot, place in some])
+        return ids, torch.tensor([lengths[slot] + place for slot, place in some]), torch.arange(len(some))
+
+    one_by_one = {}
+    for place in range(max(counts)):
+        own = slots[counts > place]
+        kv_cache.extend(own, np.ones(len(own), np.int32))
+        some = [(int(slot), place) for slot in own]
+        one_by_one |= dict(zip(some, by_layers(model, kv_cache, own, inputs(some)), strict=True))
+    expected = torch.stack([one_by_one[row] for row in rows])
+    other = slots + len(slots)
+    for run in (
+        lambda: by_layers(model, kv_cache, other, inputs(rows), counts),
+        lambda: run_fused(model, fused, other, inputs(rows), counts),
+    ):
+        kv_cache.extend(other, counts)
+        assert torch.equal(run(), expected)
+        for slot, length in zip(other.tolist(), lengths, strict=True):
+            kv_cache.truncate(slot, length)
+
+
+@any_isa
+def test_steps_of_several_blocks_take_one_token_of_each_sequence(checkpoint, isa):
+    model = load_split(checkpoint("llama3"), dtype="float32")
+    kv_cache, slots = filled(model, [3] * 100)
+    fused, counts = FusedStep.of(model, kv_cache), np.full(100, 9, np.int32)
+    assert not fused.takes(100, 900, 2) and fused.takes(100, 100, 2) and not fused.suits([3] * 100, 900)
+    kv_cache.extend(slots, counts)
+    with pytest.raises(ValueError, match="expected one token of each sequence in a step of 900 tokens"):
+        run_fused(model, fused, slots, (torch.arange(900) % 450, torch.arange(900) % 9, torch.arange(900)), counts)
+    with pytest.raises(ValueError, match="counts: expected one of at least 1 for each slot"):
+        kv_cache.step_attention(slots, counts[:5], "float32", [None] * 3)
 
 
 def test_models_with_more_than_chains_are_not_fused(checkpoint, monkeypatch):
@@ -143,7 +193,7 @@ def test_wrong_calls_are_refused(checkpoint, isa):
     kv_cache.extend(slots, np.ones(2, np.int32))
     with pytest.raises(ValueError, match="slot 9"):
         run_fused(model, fused, np.array([0, 9], np.int32), inputs)
-    with pytest.raises(ValueError, match="slots: expected 2, got 1"):
+    with pytest.raises(ValueError, match="slots: expected those of 2 tokens, got 1"):
         run_fused(model, fused, slots[:1], inputs)
     run_fused(model, fused, slots, inputs)  # the KV cache is free again
     before = torch.get_num_threads()
@@ -154,7 +204,7 @@ def test_wrong_calls_are_refused(checkpoint, isa):
     finally:
         torch.set_num_threads(before)
     with pytest.raises(ValueError, match="sinks: expected those of 3 layers, got 2"):
-        kv_cache.step_attention(slots, "float32", [None, None])
+        kv_cache.step_attention(slots, np.ones(2, np.int32), "float32", [None, None])
     with pytest.raises(ValueError, match="expected attention where it has any"):
         fused.native.run(2, 1, [0] * fused.native.tensors, [0] * fused.native.tensors)
 

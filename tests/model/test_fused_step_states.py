@@ -70,7 +70,7 @@ def filled(model, count: int, state_dtype: str = "float32"):
 
 def run_fused(model, fused, slots, inputs):
     rows, context = model.slice(0, None, inputs)
-    o, context, seconds = fused.run(slots, joined(*rows), context)
+    o, context, seconds = fused.run(slots, np.ones(len(slots), np.int32), joined(*rows), context)
     assert 0 < seconds < 10
     return model.logits(o, context)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import math
 import statistics
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,18 @@ def test_scores_are_those_of_transformers(real_model):
             expected = logits.log_softmax(-1).gather(1, ids[first:, None]).sum()
             assert output.cumulative_logprob == pytest.approx(float(expected), abs=1e-3)
             assert output.is_greedy == bool((logits.argmax(-1) == ids[first:]).all())
+
+
+def test_a_text_that_is_said_again_takes_fewer_steps(real_model):
+    texts = [inspect.getsource(function) for function in (textwrap.indent, textwrap.dedent, textwrap.fill, json.dumps)]
+    asked = [[{"role": "user", "content": f"Print this code again:\n\n{text}"}] for text in texts]
+    params, made = SamplingParams(max_tokens=64, logprobs=0), []
+    for speculative in (None, {"num_speculative_tokens": 8}):
+        model = LLM(str(real_model("smol")), dtype="float32", speculative_config=speculative)
+        made.append([repr(o.outputs[0]) for o in model.chat(asked, params, use_tqdm=False)])
+    assert made[0] == made[1]
+    counted = model._engine.metrics()
+    assert counted.confirmed_tokens > counted.drafted_tokens / 2 > 50
 
 
 def test_a_chat_and_a_schema(real_model):

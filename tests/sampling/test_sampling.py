@@ -9,6 +9,7 @@ import torch
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.sequence import Request, SequenceState
+from hpcdecode.sampling.logprobs import logprobs
 from hpcdecode.sampling.philox import philox4x32, uniform
 from hpcdecode.sampling.sampler import sample
 
@@ -84,3 +85,18 @@ def test_a_draw_does_not_depend_on_its_batch():
     together = sample(logits, rows)
     alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
     assert together == alone
+
+
+@pytest.mark.parametrize("vocabulary", [49_152, 128_256])
+def test_log_probabilities_of_a_row_do_not_depend_on_the_others(vocabulary):
+    """Torch adds up a single row of so many numbers on several threads, each a part of it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        logits = 5 * torch.randn(48, vocabulary, generator=torch.Generator().manual_seed(0))
+        whole = list(logprobs(logits, range(48), [1] * 48))
+        for some in (1, 2, 7):
+            parts = [range(first, min(first + some, 48)) for first in range(0, 48, some)]
+            assert [e for p in parts for e in logprobs(logits[p.start : p.stop], p, [1] * len(p))] == whole, some
+    finally:
+        torch.set_num_threads(before)

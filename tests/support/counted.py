@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from hpcdecode.cli import main
+from hpcdecode.engine.inputs import Inputs
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.step import Step
@@ -18,11 +19,11 @@ from hpcdecode.schedule.step import Step
 def count_into(folder: Path) -> None:
     finish_step = SRank._finish_step
 
-    def counted(self: SRank, scheduler: Scheduler, step: Step, tokens: list[int]) -> None:
+    def counted(self: SRank, scheduler: Scheduler, step: Step, inputs: Inputs, tokens: list[int]) -> None:
         descriptor = os.open(folder / str(os.getpid()), os.O_WRONLY | os.O_CREAT)
         os.pwrite(descriptor, b"%12d" % (self.tokens + len(tokens)), 0)
         os.close(descriptor)
-        finish_step(self, scheduler, step, tokens)  # which may make them durable
+        finish_step(self, scheduler, step, inputs, tokens)  # which may make them durable
 
     SRank._finish_step = counted
 

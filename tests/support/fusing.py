@@ -30,8 +30,9 @@ def fusing(how: str) -> Iterator[None]:
     """Let steps that only decode be fused always, never, or now and then."""
     draw, run = np.random.default_rng(0), FusedExecutor.run
 
-    def suits(self: FusedStep, lengths: Sequence[int]) -> bool:
-        could = torch.get_num_threads() <= threads_of(self.kv_cache)
+    def suits(self: FusedStep, lengths: Sequence[int], tokens: int | None = None) -> bool:
+        threads = torch.get_num_threads()
+        could = threads <= threads_of(self.kv_cache) and self.takes(len(lengths), tokens or len(lengths), threads)
         return could and (how == "always" or (how == "now and then" and draw.random() < 0.5))
 
     def counted(self, lane, link, inputs):

@@ -25,6 +25,7 @@ from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.scheduler import Scheduler
+from hpcdecode.schedule.speculation import Speculation
 from hpcdecode.schedule.swaps import Swaps
 from hpcdecode.system.timeline import Timeline
 from tests.support.scheduling import ListFeed
@@ -63,6 +64,7 @@ def run(
     cache=None,
     beside=False,
     by_torch=False,
+    guesses=None,
 ):
     """The samples that are finished by line and sample, and the worker.
 
@@ -72,23 +74,32 @@ def run(
         cache: makes the KV cache of shapes and a number of slots, in place of one with all in memory.
         beside: prompts attend on the threads of the KV cache, beside it.
         by_torch: they attend by torch's operations, as on a GPU.
+        guesses: settings of speculative decoding; None for one token a step.
     """
     shapes = model.attends
     limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
     slots = limits.slots
-    footprint = footprint_for(shapes, "float32", block_tokens_for(shapes, "float32"), 0, windowed=not cache)
+    footprint = footprint_for(
+        shapes, "float32", block_tokens_for(shapes, "float32"), 0, windowed=not (cache or guesses)
+    )
     if cache:
         store = cache(shapes, slots * lanes)
         capacity = store.capacity_tokens
     else:
         weights = [model.recurrent_weights(i) for i, s in enumerate(shapes) if isinstance(s, RecurrentShape)]
-        sizes = {"capacity_tokens": capacity, "max_sequences": slots * lanes, "state_tokens": 0, "windowed": True}
+        sizes = {
+            "capacity_tokens": capacity,
+            "max_sequences": slots * lanes,
+            "state_tokens": 0,
+            "windowed": not guesses,
+        }
         store = open_layers(shapes, weights, kv_dtype="float32", **sizes)
     room, sink, feed, timeline = placement([capacity], footprint, lanes), Sink(), ListFeed(prompts), Timeline()
     sinks = [model.sinks(i) for i in range(len(shapes))]
     part = AttentionWorker(store, sinks, timeline, swap=tiers(store) if tiers else None)
     swaps = eager(Swaps([1000], 64 * chunk_blocks(store.native.block_bytes), [1.0], footprint)) if tiers else None
-    schedulers = [Scheduler(lane, feed, room, limits, Stops(), swaps) for lane in range(lanes)]
+    guessed = Speculation(guesses, room)
+    schedulers = [Scheduler(lane, feed, room, limits, Stops(), swaps, guessed) for lane in range(lanes)]
     links = [LocalLink(part, lane, slots * lane) for lane in range(lanes)]
     attend = attention_shapes(shapes)
     resumed = ResumedAttention(

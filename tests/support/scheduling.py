@@ -21,6 +21,7 @@ from hpcdecode.schedule.plan import Plan, wire_length
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.step import Step
 from hpcdecode.system.timeline import Timeline
+from tests.support.random_guesses import RandomGuesses
 
 
 class ListFeed:
@@ -56,6 +57,7 @@ class Machine:
     """The KV stores of R-ranks, with nothing written to them, and an S-rank that runs the lanes in rotation.
 
     drained: step from which on lanes stop, whatever is in flight.
+    guesses: share of tokens guessed ahead that are right; None guesses none.
     """
 
     def __init__(
@@ -75,20 +77,24 @@ class Machine:
         placement=Placement,
         tiers=None,
         drained=None,
+        guesses=None,
         shapes=(SHAPE,),
         **kind,
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
         footprint, capacity = (
-            footprint_for(shapes, "float32", block, 0, windowed=True),
+            footprint_for(shapes, "float32", block, 0, windowed=guesses is None),
             [c // block * block for c in capacity],
         )
         self.placement = placement(capacity, footprint, lanes, speeds)
         limits = LaneLimits(batch, period, steps, prefill_tokens, None, shared, **kind)
         swaps = tiers.swaps(len(capacity), footprint) if tiers else None
         self.tiers = tiers
-        self.schedulers = [Scheduler(lane, feed, self.placement, limits, Stops(), swaps) for lane in range(lanes)]
-        sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block, "windowed": True}
+        guessed = None if guesses is None else RandomGuesses(guesses, self._token, self.placement)
+        own = (feed, self.placement, limits, Stops(), swaps, guessed)
+        self.schedulers = [Scheduler(lane, *own) for lane in range(lanes)]
+        sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
+        sizes["windowed"] = guesses is None
         self.stores = [open_kv_cache(shapes, capacity_tokens=c, **sizes) for c in capacity]
         self.parts = [
             AttentionWorker(store, [None], Timeline(), swap=tiers.open(store) if tiers else None)
@@ -133,10 +139,29 @@ class Machine:
         self.steps.append(plan)
         by_rank = [[s.length + 1 for s in step.decode if s.rank == rank] for rank in range(len(self.parts))]
         self.reads.append([(sum(lengths), len(lengths)) for lengths in by_rank])
-        tokens = [self.stops.get((s.prompt.line, s.sample, len(s.generated)), 7) for s in step.sampled]
+        tokens = [self._token(s, len(s.generated)) for s in step.sampled]
         for sequence in step.decode:
-            assert self.stores[sequence.rank].length(first + sequence.slot) == sequence.length + 1
+            drafted = len(sequence.draft.tokens)
+            assert self.stores[sequence.rank].length(first + sequence.slot) == sequence.length + 1 + drafted
         self.done += [s for r in scheduler.update(step, tokens) for s in r.sequences]
+        self._confirm(scheduler, step)
+
+    def _token(self, sequence, made):
+        """The next token of a sequence that has so many."""
+        return self.stops.get((sequence.prompt.line, sequence.sample, made), 7)
+
+    def _confirm(self, scheduler, step):
+        """Give sequences tokens for as long as those of their drafts are right."""
+        place, going = 0, step.decode
+        while going := [
+            s
+            for s in going
+            if s.draft.tokens[place:] and not s.finish_reason and s.generated[-1] == s.draft.tokens[place]
+        ]:
+            place += 1
+            tokens = [self._token(s, len(s.generated)) for s in going]
+            self.done += [s for r in scheduler.confirm(going, tokens) for s in r.sequences]
+        scheduler.speculation.settle(step.decode)
 
     def _apply(self, lane, plan):
         """Return the plan as it comes over the wire, once every R-rank has carried it out."""

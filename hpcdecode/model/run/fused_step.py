@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from hpcdecode import _ops_cpu
 from hpcdecode.attention.base import KvCache
-from hpcdecode.attention.cpu_step import StepKvCache, fusable, moved_bytes, step_of, threads_of
+from hpcdecode.attention.cpu_step import StepKvCache, fusable, moved_bytes, step_of, takes_several, threads_of
 from hpcdecode.model.frontend.meta import meta, tensor_meta
 from hpcdecode.model.frontend.nodes import as_int, as_node, results
 from hpcdecode.model.lower.chain import Chain, ChainOutput, Link, SharedRows, assemble, source
@@ -129,27 +129,35 @@ class FusedStep:
         except Unfusable:
             return None
 
-    def suits(self, lengths: Sequence[int]) -> bool:
+    def suits(self, lengths: Sequence[int], tokens: int | None = None) -> bool:
         """Return True if a step is worth it: threads have about as much to attend to, or little more than others.
 
         Args:
             lengths: Tokens of the step's sequences. One thread attends for all of a sequence, and takes it through its
                 states.
+            tokens: New tokens of all sequences; None for one of each.
         """
         threads = torch.get_num_threads()
         if threads > threads_of(self.kv_cache):
+            return False
+        if not self.takes(len(lengths), tokens or len(lengths), threads):
             return False
         held = np.array([self._moved.of(lengths[i::threads]) for i in range(threads)])
         most = max(MAX_UNEVEN * held.mean(), held.mean() + LAYER_BYTES * len(self.sinks))
         return bool(held.max() <= most)
 
+    def takes(self, sequences: int, tokens: int, threads: int) -> bool:
+        """Return whether a step may have so many new tokens of so many sequences."""
+        return tokens == sequences or (takes_several(self.kv_cache) and self.native.together(tokens, threads))
+
     def run(
-        self, slots: NDArray[np.int32], qkv: Tensor, context: tuple[Tensor, ...]
+        self, slots: NDArray[np.int32], counts: NDArray[np.int32], qkv: Tensor, context: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...], float]:
         """Run the step from the results of the first slice to what the last slice takes.
 
         Args:
-            slots: Slots of the sequences in the KV cache, int32 [T], extended by the step.
+            slots: Slots of the sequences in the KV cache, int32 [n], extended by the step.
+            counts: Tokens by which each was extended, int32 [n], T together.
             qkv: Rows of the first slice, [T, row_columns].
             context: Context of the first slice.
 
@@ -164,7 +172,7 @@ class FusedStep:
         rows = [(qkv, qkv.stride(0) * qkv.element_size()), *taken, *made, (o, o.stride(0) * o.element_size())]
         pointers = [x.data_ptr() for x, _ in rows] + self._weight_addresses
         steps = [step for _, step in rows] + [0] * len(self._weight_addresses)
-        attention = step_of(self.kv_cache, slots, dtype, self.sinks)
+        attention = step_of(self.kv_cache, slots, counts, dtype, self.sinks)
         self.native.run(count, torch.get_num_threads(), pointers, steps, attention.address)
         new = {name: self._rows[name].shaped(x, count) for name, (x, _) in zip(self._made, made, strict=True)}
         after = tuple(new[name] if name in new else context[name.number] for name in self._context)

@@ -1,0 +1,46 @@
+"""What one more row costs a step, by the steps so far: whether a guess is worth a row of the next one."""
+
+from __future__ import annotations
+
+_WEIGHT = 1 / 32  # of the newest step in the means
+_SPREAD = 0.02  # of the rows of steps, as a share of their mean, from which on the cost of a row can be told
+_LONGEST = 4.0  # times the mean time that a step counts as at most; others share the machine
+PROBE_STEPS = 64  # every so many steps guesses are free, so that the cost of a row is known as it changes
+
+
+class DraftPrice:
+    """The cost of a row of a step, in units of what a token has cost on average.
+
+    The seconds of steps are fitted by a line over their rows, with weights that fade. Where steps take as long as
+    reading weights and KV caches takes, rows are free; where GEMMs are bound by arithmetic, they cost as much as a
+    token does.
+    """
+
+    def __init__(self) -> None:
+        self._rows = self._seconds = self._tokens = 0.0  # means
+        self._variance = self._covariance = 0.0  # of rows; of rows and seconds
+        self._row_seconds = 0.0
+        self._steps = 0
+
+    def observe(self, seconds: float, rows: int, tokens: int) -> None:
+        """Take note of a step without prompts, that had so many rows and gave so many tokens."""
+        self._steps += 1
+        if self._steps == 1:
+            self._rows, self._seconds, self._tokens = float(rows), seconds, float(tokens)
+            return
+        seconds = min(seconds, _LONGEST * self._seconds)
+        more, longer = rows - self._rows, seconds - self._seconds
+        self._rows += _WEIGHT * more
+        self._seconds += _WEIGHT * longer
+        self._tokens += _WEIGHT * (tokens - self._tokens)
+        self._variance = (1 - _WEIGHT) * (self._variance + _WEIGHT * more * more)
+        self._covariance = (1 - _WEIGHT) * (self._covariance + _WEIGHT * more * longer)
+        if self._variance > (_SPREAD * self._rows) ** 2:
+            self._row_seconds = max(self._covariance / self._variance, 0.0)
+
+    @property
+    def value(self) -> float:
+        """Return the cost of a row; 0 while it is not known, and for a step now and then."""
+        if self._steps % PROBE_STEPS == 0 or not self._seconds:
+            return 0.0
+        return self._row_seconds * self._tokens / self._seconds

@@ -1,0 +1,96 @@
+"""Speculative decoding: sequences get drafts of the tokens that may follow, which their next step confirms or not.
+
+A step takes the newest token of a sequence and its draft as rows. Each row's logits are those that decoding one by one
+would have, and so is the token that is drawn from them, as draws depend on (seed, row, sample, position) alone. As long
+as it is the token of the draft, the logits of the next row count, too. What a sequence generates stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hpcdecode.requests.ngrams import TokenHistory, following
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.requests.speculative import SpeculativeConfig
+from hpcdecode.schedule.draft_price import DraftPrice
+from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.plan import MOST_DRAFTED_ROWS
+
+_NEWEST = 0.2  # weight of the newest drafted token in the share that is confirmed
+_FORGETS = 0.02  # share by which a sequence's own goes back to that of all, each step
+
+
+class Speculation:
+    """Drafts of the sequences of an S-rank's lanes.
+
+    Args:
+        config: How tokens are guessed; None guesses nothing.
+        placement: Of the S-rank, which must have room for rows that come earlier than expected.
+
+    Attributes:
+        price: What rows cost.
+        drafted: Tokens that were guessed.
+        confirmed: Those of them that were right.
+    """
+
+    def __init__(self, config: SpeculativeConfig | None, placement: Placement):
+        self.config, self.placement, self.price = config, placement, DraftPrice()
+        self.drafted = self.confirmed = 0
+        self._rate = 0.5  # of drafted tokens that are confirmed, of all sequences
+        self._unconfirmed: dict[int, list[tuple[int, int, int]]] = {}  # by lane
+
+    def draft(self, sequences: Sequence[SequenceState]) -> None:
+        """Give drafts to sequences that decode in the next step, as far as they are worth their rows."""
+        if self.config is None:
+            return
+        price, left = self.price.value, MOST_DRAFTED_ROWS
+        ahead: dict[int, list[SequenceState]] = {}
+        for sequence in sequences:
+            sequence.draft.tokens = tokens = self._draft_of(self.config, sequence, price, left)
+            if tokens:
+                left -= len(tokens)
+                ahead.setdefault(sequence.rank, []).append(sequence)
+        for rank, drafting in ahead.items():
+            if not self.placement.try_advance(rank, drafting, [len(s.draft.tokens) for s in drafting]):
+                for sequence in drafting:
+                    sequence.draft.tokens = []
+
+    def take_unconfirmed(self, lane: int) -> list[tuple[int, int, int]]:
+        """Return (R-rank, slot, length) of the slots that the lane's next plan must shorten."""
+        return self._unconfirmed.pop(lane, [])
+
+    def settle(self, sequences: Iterable[SequenceState]) -> None:
+        """Take note of what became of the drafts of a step, and of what KV caches hold of tokens that were wrong."""
+        for sequence in sequences if self.config else ():
+            draft = sequence.draft
+            if not (count := len(draft.tokens)):
+                draft.rate += _FORGETS * (self._rate - draft.rate)
+                continue
+            right = sequence.length - draft.length - 1
+            tried = min(right + 1, count)
+            draft.rate += (1 - (1 - _NEWEST) ** tried) * (right / tried - draft.rate)
+            self._rate += _FORGETS * (right / tried - self._rate)
+            self.drafted += count
+            self.confirmed += right
+            draft.tokens = []
+            if right < count and sequence.finish_reason is None:
+                place = sequence.rank, sequence.slot, sequence.length
+                self._unconfirmed.setdefault(sequence.lane, []).append(place)
+                self.placement.advance([sequence], [right - count])
+
+    def _draft_of(self, config: SpeculativeConfig, sequence: SequenceState, price: float, most: int) -> list[int]:
+        """Return the draft of a sequence, of at most `most` tokens."""
+        if sequence.beams is not None:
+            return []
+        draft = sequence.draft
+        if draft.history is None:
+            draft.history, draft.rate = TokenHistory(sequence.given_ids), self._rate
+        history = draft.history
+        history.extend(sequence.generated[len(history) - len(sequence.given_ids) :])
+        draft.length = sequence.length
+        left = sequence.request.max_new_tokens - len(sequence.generated) - 1
+        count = min(config.num_speculative_tokens, left, most)
+        worth, chance = 0, draft.rate
+        while worth < count and chance > price:
+            worth, chance = worth + 1, chance * draft.rate
+        return following(history.tokens, worth, config.prompt_lookup_min, config.prompt_lookup_max)

@@ -1,0 +1,87 @@
+"""Speculative decoding: the same results to the bit, in fewer steps, whatever is guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdecode import LLM, SamplingParams
+from hpcdecode.config import EngineOptions
+from hpcdecode.errors import UserError
+from hpcdecode.model import load_split
+from tests.support.guessing import EAGER, guessing, name_of
+from tests.support.preemption import HastyPlacement
+from tests.support.samples import made, rows, run
+
+FIELDS = [
+    (70, {"n": 2, "temperature": 0.9, "max_tokens": 12, "logprobs": 1}),
+    (33, {"max_tokens": 20, "prompt_logprobs": 2, "logprobs": 0}),
+    (40, {"max_tokens": 16, "temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.4}),
+    (90, {"beam_width": 2, "max_tokens": 6}),
+    (50, {"max_tokens": 14, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_tokens": 9}),
+    (20, {"max_tokens": 18, "temperature": 0.0}),
+    (130, {"temperature": 0.8, "max_tokens": 10, "prompt_logprobs": 1}),
+]
+NAMES = ("llama3", "gemma3", "gpt_oss", "mixtral", "deepseek_v3", "deepseek_v32", "bloom")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_the_same_with_right_and_wrong_guesses(checkpoint, name):
+    """Over lanes, chunks of prompts, samples, beams, and rows that leave and come again."""
+    model = load_split(checkpoint(name), dtype="float32")
+    plain, usual = run(model, rows(*FIELDS))
+    known = {name_of(*key): sequence.generated for key, sequence in plain.items()}
+    placement = type("Placement", (HastyPlacement,), {"rate": 0.4})
+    for how in ("known", "wild"):
+        for options in ({}, {"lanes": 2, "placement": placement, "capacity": 2048}):
+            with guessing(how, known):
+                done, worker = run(model, rows(*FIELDS), guesses=EAGER, **options)
+            assert made(done) == made(plain), (how, options)
+            speculation = worker.schedulers[0].speculation
+            assert speculation.drafted > speculation.confirmed
+            if how == "known":
+                assert speculation.confirmed > 20
+                assert options or worker.steps < usual.steps
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("bfloat16", None), ("bfloat16", "int4"), ("float32", "k8v4")])
+def test_data_types_and_fused_steps_change_nothing(checkpoint, dtype, kv_dtype):
+    prompts = [[5 + i * 7 % 30 for i in range(40 + 9 * row)] for row in range(3)]
+    params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
+    outputs, options = [], {"dtype": dtype, "kv_dtype": kv_dtype, "kv_memory": "32M"}
+    for speculative in (None, {"num_speculative_tokens": 6, "prompt_lookup_min": 1}):
+        llm = LLM(checkpoint("llama3"), speculative_config=speculative, **options)
+        with guessing("lookup", {}):
+            outputs.append([o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)])
+    assert [repr(o) for o in outputs[0]] == [repr(o) for o in outputs[1]]
+
+
+def test_structured_outputs_and_stop_strings_end_where_they_should(checkpoint):
+    made = []
+    for speculative in (None, {"prompt_lookup_min": 1}):
+        llm = LLM(checkpoint("llama3"), dtype="float32", kv_memory="32M", speculative_config=speculative)
+        prompt = "import os import os import os"
+        asked = [
+            SamplingParams(max_tokens=24, structured_outputs={"regex": "(ab){4,9}"}),
+            SamplingParams(max_tokens=24, structured_outputs={"choice": ["import os import sys", "class"]}),
+            SamplingParams(max_tokens=24, temperature=1.0, stop=["e", "("], seed=3),
+            SamplingParams(max_tokens=24, bad_words=["os"], logit_bias={7: 2.0}),
+        ]
+        with guessing("wild", {}):
+            outputs = llm.generate([prompt] * len(asked), asked, use_tqdm=False)
+        made.append([(o.outputs[0].token_ids, o.outputs[0].text, o.outputs[0].finish_reason) for o in outputs])
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "glm5_next", "deepseek_v4"])
+def test_models_whose_states_cannot_go_back_are_refused(checkpoint, name):
+    with pytest.raises(
+        UserError, match=r"--speculative-config: expected a model .* layers keep a state, or .* leave it out"
+    ):
+        LLM(checkpoint(name), dtype="float32", kv_memory="16M", speculative_config={})
+
+
+def test_settings_and_schedules_that_do_not_go_together_are_refused(checkpoint):
+    with pytest.raises(UserError, match="speculative_config: method: expected one of ngram, got 'draft_model'"):
+        LLM(checkpoint("llama3"), speculative_config={"method": "draft_model"})
+    with pytest.raises(UserError, match="got --schedule fluid; leave one of them out"):
+        EngineOptions(model="m", schedule="fluid", kv_swap=("host:1G",), speculative_config=EAGER).check()

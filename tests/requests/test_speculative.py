@@ -1,0 +1,32 @@
+"""Settings of speculative decoding, and what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdecode.requests.speculative import SpeculativeConfig
+
+
+def test_settings_are_given_as_text_dictionary_or_as_they_are():
+    made = SpeculativeConfig.of('{"method": "ngram", "num_speculative_tokens": 3}')
+    assert made == SpeculativeConfig.of({"num_speculative_tokens": 3}) == SpeculativeConfig(num_speculative_tokens=3)
+    assert SpeculativeConfig.of(made) == made and SpeculativeConfig.of("{}") == SpeculativeConfig()
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("ngram", "expected a JSON object with some of method, num_speculative_tokens"),
+        ("[3]", "expected a JSON object"),
+        ({"model": "draft"}, "unknown field `model`"),
+        ({"num_speculative_tokens": "3"}, "Expected `int`, got `str`"),
+        ({"method": "eagle"}, "method: expected one of ngram, got 'eagle'"),
+        ({"num_speculative_tokens": 0}, r"num_speculative_tokens: expected an integer in \[1, 64\], got 0"),
+        ({"num_speculative_tokens": 65}, "got 65"),
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "expected 1 <= min <= max, got 4 and 3"),
+        ({"prompt_lookup_min": 0}, "got 0 and 5"),
+    ],
+)
+def test_bad_settings(given, problem):
+    with pytest.raises(ValueError, match=problem):
+        SpeculativeConfig.of(given)

@@ -1,0 +1,27 @@
+"""A server with speculative decoding: the same answers, and all tokens of a stream in their order."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcdecode import LLM
+from tests.support.guessing import guessing
+from tests.support.served import joined, served
+
+BODIES = [
+    {"prompt": "a b a b a b a b", "max_tokens": 40, "temperature": 0},
+    {"prompt": "import os\nimport os\n", "max_tokens": 40, "temperature": 0.4, "seed": 3, "n": 2, "logprobs": 1},
+    {"prompt": "def f(x):\n    return x\n\ndef f(x):\n", "max_tokens": 40, "stop": ["return", "ar"], "seed": 5},
+]
+
+
+@pytest.mark.parametrize("speculative", [{"num_speculative_tokens": 6, "prompt_lookup_min": 1}])
+def test_answers_and_streams_are_those_without_guesses(checkpoint, speculative):
+    found = []
+    for config in (None, speculative):
+        llm = LLM(checkpoint("llama3"), dtype="float32", batch=8, kv_memory="16M", threads=1, speculative_config=config)
+        with guessing("wild", {}), served(llm) as server:
+            whole = [server.post("/v1/completions", **body).json()["choices"] for body in BODIES]
+            streamed = [joined(server.post("/v1/completions", **body, stream=True)) for body in BODIES]
+        found.append((whole, streamed))
+    assert found[0] == found[1]

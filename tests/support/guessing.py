@@ -1,0 +1,80 @@
+"""Speculative decoding with guesses that are made often: mostly wrong ones, or what a row generates alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import numpy as np
+
+from hpcdecode.attention.shapes import MixerShape
+from hpcdecode.engine.setup import require_truncation
+from hpcdecode.errors import UserError
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.requests.speculative import SpeculativeConfig
+from hpcdecode.schedule import speculation
+from hpcdecode.schedule.draft_price import DraftPrice
+from hpcdecode.schedule.speculation import Speculation
+
+GUESSES = ("lookup", "wild", "known")
+Known = dict[str, list[int]]  # what samples generate, by `name_of`
+EAGER = SpeculativeConfig(num_speculative_tokens=12, prompt_lookup_max=3, prompt_lookup_min=1)
+
+
+class Guessed:
+    """Counts the guesses of this process.
+
+    Attributes:
+        tokens: All of them.
+        right: Those that were confirmed.
+    """
+
+    tokens = right = 0
+
+
+def may_guess(shapes: Sequence[MixerShape]) -> bool:
+    """Return whether a model's KV caches can drop tokens again."""
+    try:
+        require_truncation(shapes)
+    except UserError:
+        return False
+    return True
+
+
+def name_of(line: int, sample: int) -> str:
+    """Return the name of a sample."""
+    return f"{line} {sample}"
+
+
+@contextmanager
+def guessing(how: str, known: Known) -> Iterator[None]:
+    """Let guesses cost nothing; `wild` replaces some of their tokens, `known` takes most of them from what is known."""
+    draw, following, settle = np.random.default_rng(0), speculation.following, Speculation.settle
+    draft_of = Speculation._draft_of
+
+    def wild(tokens: np.ndarray, count: int, shortest: int, longest: int) -> list[int]:
+        found = following(tokens, count, shortest, longest)[: draw.integers(1, 12)]
+        found = found or tokens[: draw.integers(0, 4)].tolist()[:count]
+        return [token if draw.random() < 0.8 else int(draw.choice(tokens)) for token in found]
+
+    def told(self: Speculation, config: SpeculativeConfig, sequence: SequenceState, *limits: float) -> list[int]:
+        found = draft_of(self, config, sequence, *limits)
+        whole = known.get(name_of(sequence.prompt.line, sequence.sample), [])
+        most = min(config.num_speculative_tokens, sequence.request.max_new_tokens - len(sequence.generated) - 1)
+        right = whole[len(sequence.generated) :][: draw.integers(0, most + 1) if sequence.beams is None else 0]
+        return [token if draw.random() < 0.9 else token + 1 for token in right] or found
+
+    def counted(self: Speculation, sequences: Sequence[SequenceState]) -> None:
+        before = self.drafted, self.confirmed
+        settle(self, sequences)
+        Guessed.tokens += self.drafted - before[0]
+        Guessed.right += self.confirmed - before[1]
+
+    with (
+        patch.object(speculation, "following", wild if how == "wild" else following),
+        patch.object(Speculation, "_draft_of", told if how == "known" else draft_of),
+        patch.object(Speculation, "settle", counted),
+        patch.object(DraftPrice, "value", 0.0),
+    ):
+        yield
