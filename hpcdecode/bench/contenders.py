@@ -36,6 +36,7 @@ _INSTALL = {  # peer: (its module, what to install)
     "llama.cpp": ("llama_cpp", "llama-cpp-python gguf"),
 }
 PEERS = tuple(_INSTALL)
+GUESSING = (LIBRARY, "vllm")  # that take --speculative-config
 _CONVERTED = ("openvino", "llama.cpp")  # peers with a checkpoint of their own
 
 
@@ -72,6 +73,7 @@ class Site:
         prefix: Put before every command.
         weights: Data type of the weights; None for bfloat16.
         activations: hpcdecode's --activations, or None.
+        guesses: --speculative-config of hpcdecode and vLLM; None for one token a step.
     """
 
     work: Path
@@ -79,6 +81,7 @@ class Site:
     prefix: Sequence[str] = ()
     weights: str | None = None
     activations: str | None = None
+    guesses: str | None = None
 
     @property
     def shape(self) -> Shape:
@@ -89,6 +92,10 @@ class Site:
     def checkpoint(self) -> Path:
         """Return the model's directory; make that of a name once."""
         return (mixed_checkpoint if self.model in MIXED else checkpoint)(self.work, self.model)
+
+    def prompts(self, workload: Workload) -> list[list[int]]:
+        """Return the token ids of a workload's rows."""
+        return workload.prompts(self.shape, self.checkpoint)
 
     def limits(self, workload: Workload) -> IdealTimes:
         """Measure what this machine allows at the token counts of the workload."""
@@ -146,6 +153,7 @@ class Hpcdecode:
     def __init__(self, site: Site, ranks: int = 1, flags: Sequence[str] = ()):
         self.site, self.ranks, self.flags = site, ranks, flags
         self.name = "hpcdecode" if ranks == 1 else f"hpcdecode on {ranks} ranks"
+        self.name += " with guesses" if site.guesses else ""
 
     def prepare(self) -> None:
         """Raise UserError if ranks cannot be started."""
@@ -154,7 +162,7 @@ class Hpcdecode:
     def run(self, workload: Workload) -> MeasuredRun:
         """Generate for the workload."""
         site, out = self.site, self.site.work / "hpcdecode.h5"
-        rows = prompt_file(site.work, workload, site.model, site.shape)
+        rows = prompt_file(site.work, workload, site.model, site.prompts(workload))
         line = [
             *launcher(self.ranks),
             sys.executable,
@@ -169,6 +177,7 @@ class Hpcdecode:
         size = ["--dtype", dtype, "--max-tokens", str(workload.new), "--ignore-eos", *self.flags]
         size += ["--weights", site.weights] if site.weights else []
         size += ["--activations", site.activations] if site.activations else []
+        size += ["--speculative-config", site.guesses] if site.guesses else []
         site.call("hpcdecode", [*line, *size, "-o", str(out), "--overwrite"])
         with h5py.File(out) as file:
             figures, versions = json.loads(file.attrs["summary"]), json.loads(file.attrs["versions"])
@@ -233,9 +242,10 @@ class Peer:
     def run(self, workload: Workload) -> MeasuredRun:
         """Generate for the workload."""
         site, out = self.site, self.site.work / f"{self.name}.json"
-        rows = prompt_file(site.work, workload, site.model, site.shape)
+        rows = prompt_file(site.work, workload, site.model, site.prompts(workload))
         script = str(Path(__file__).with_name("peer_runner.py"))
         line = [self.python, script, self.name, str(self._model()), str(rows), str(workload.new), str(out)]
+        line += [site.guesses] if site.guesses and self.name in GUESSING else []
         site.call(self.name, line, bare=True)
         found = json.loads(out.read_text())
         return MeasuredRun(**found, decode_seconds=found["seconds"] - found["prefill_seconds"])

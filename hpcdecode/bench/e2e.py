@@ -12,7 +12,8 @@ touch, in the bits that they have in memory. It reads K and V of all tokens, win
 The peer LLM is hpcdecode's own library, warmed up as peers are; its command line begins with a cold process.
 
 Workloads: w1, w64, w128 and w256 are that many prompts of 64 to 128 tokens, l32 is 32 prompts of 1,024. Every row gets
-128 new tokens. s32, for slow peers, is 32 prompts of 64 to 128 tokens with 32 new ones. "whole job", "decode" and
+128 new tokens. s32, for slow peers, is 32 prompts of 64 to 128 tokens with 32 new ones. e1, e4, e16 and e64 ask for
+functions of Python's standard library with type hints; they need a trained model. "whole job", "decode" and
 "prefill" are fractions of the ideal. "peak memory" is against weights, KV cache and 300 MiB. "start-up" is from the
 start of the process to the first decode step, against importing torch and transformers. It is cold (no trace kept, the
 checkpoint out of the page cache) or warm. Lower is better for these two.
@@ -32,6 +33,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hpcdecode.bench.contenders import LIBRARY, PEERS, Hpcdecode, MeasuredRun, Peer, Site
+from hpcdecode.bench.edits import EDITS
 from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, ideal
 from hpcdecode.bench.mixed_configs import MIXED
 from hpcdecode.bench.output import Case, Report
@@ -47,6 +49,7 @@ _PARTS = {
 }  # attributes of a run
 _AGREEMENT = {None: 0.5, "int8": 0.5, "int4": 0.1}  # of first tokens: near-ties cost a few, roundings to int4 many
 _MEMORY_BASE = 300 << 20
+_WORKLOADS = {**WORKLOADS, **EDITS}
 _STARTUP = Workload("startup", 1, 64, 64, new=2)
 _IMPORTS = "import torch, transformers; from hpcdecode.report.stages import process_seconds; print(process_seconds())"
 
@@ -71,7 +74,7 @@ class Round:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
     add = parser.add_argument
-    add("--workload", nargs="+", default=["w64"], choices=tuple(WORKLOADS), help="(default: w64)")
+    add("--workload", nargs="+", default=["w64"], choices=tuple(_WORKLOADS), help="(default: w64)")
     add("--runs", type=int, default=3, metavar="N", help="rounds (%(default)s)")
     add("--ranks", type=int, nargs="+", default=[1], metavar="N", help="ranks of hpcdecode on this host (default: 1)")
     add(
@@ -88,6 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of all contenders, llama.cpp's Q8_0 or Q4_K_M; the ideal stays that of bfloat16 (bfloat16)",
     )
     add("--activations", choices=("int8",), help="of hpcdecode; peers round activations by int4 weights in any case")
+    help = "of hpcdecode and vLLM, as `generate` takes it; hpcdecode also runs without it"
+    add("--speculative-config", metavar="JSON", help=help)
     add("--startup", action="store_true", help="also measure the start-up, cold and warm")
     add(
         "--model",
@@ -111,15 +116,17 @@ def run(args: argparse.Namespace) -> Report:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no run outlives this process
     shape_of(args.model)  # raises UserError before anything is made
     args.work.mkdir(parents=True, exist_ok=True)
-    site = Site(args.work.resolve(), args.model, args.prefix, args.weights, args.activations)
-    contenders = [Hpcdecode(site, n) for n in args.ranks] + [Peer.parse(site, text) for text in args.peer]
+    plain = Site(args.work.resolve(), args.model, args.prefix, args.weights, args.activations)
+    site = replace(plain, guesses=args.speculative_config)
+    ways = (site, plain) if site.guesses else (site,)
+    contenders = [Hpcdecode(way, n) for way in ways for n in args.ranks] + [Peer.parse(site, p) for p in args.peer]
     for contender in contenders:
         contender.prepare()
     cases: list[Case] = []
     every: list[Round] = []
     for name in args.workload:
-        rounds = [play(site, contenders, WORKLOADS[name]) for _ in range(args.runs)]
-        cases += compare(site, contenders, WORKLOADS[name], rounds)
+        rounds = [play(site, contenders, _WORKLOADS[name]) for _ in range(args.runs)]
+        cases += compare(site, contenders, _WORKLOADS[name], rounds)
         every += rounds
     if args.startup:
         cases += startup(site, args.ranks[0], args.runs)
@@ -137,7 +144,7 @@ def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload) -> 
         UserError: If a contender does not do the same work.
     """
     limits = site.limits(workload)
-    best = ideal(site.shape, workload, limits)
+    best = ideal(site.shape, [len(ids) for ids in site.prompts(workload)], workload.new, limits)
     gflops = 2 * PREFILL_TOKENS * site.shape.layer_weights / limits.body[PREFILL_TOKENS] / 1e9
     _say(f"{workload.name}: {gflops:.0f} GFLOP/s, {limits.read / 1e9:.1f} GB/s, ideal {best.seconds:.2f} s")
     runs: list[MeasuredRun] = []
@@ -153,7 +160,7 @@ def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload) -> 
 
 def compare(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload, rounds: list[Round]) -> Iterator[Case]:
     """Yield every contender against the ideal, and the first one and the library against every other."""
-    prompts = sum(map(len, workload.prompts(site.shape)))
+    prompts = sum(map(len, site.prompts(workload)))
     made = workload.rows * workload.new
     tokens = {"seconds": made, "decode_seconds": made - workload.rows, "prefill_seconds": prompts}
     kept = (prompts + made) * site.shape.kv_bytes + workload.rows * site.shape.state_bytes

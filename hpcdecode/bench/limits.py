@@ -19,7 +19,7 @@ from torch import Tensor
 from hpcdecode._ops_cpu import Product, Type
 from hpcdecode.attention.base import isa, multiplies_bfloat16
 from hpcdecode.bench.own_models import OwnShape, shape_of
-from hpcdecode.bench.workload import Shape, Workload
+from hpcdecode.bench.workload import Shape
 from hpcdecode.model.frontend.held import BFLOAT16
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.lower import packed_weights
@@ -71,7 +71,7 @@ class Ideal:
         return self.prefill_seconds + self.decode_seconds
 
 
-def ideal(shape: Shape, workload: Workload, limits: IdealTimes) -> Ideal:
+def ideal(shape: Shape, lengths: Sequence[int], new: int, limits: IdealTimes) -> Ideal:
     """Return the seconds of GEMMs at the measured rate, and of KV bytes at the measured bandwidth.
 
     Both take the same cores, one after the other. With B rows of n_i prompt tokens, N new tokens each, and chunks of C
@@ -82,8 +82,14 @@ def ideal(shape: Shape, workload: Workload, limits: IdealTimes) -> Ideal:
                      + (N - 1) * B * 2 * bytes of a sequence's states / bandwidth
 
     Causal attention takes half the FLOP of all pairs, n_i^2; rate(C) is the FLOP/s of body(C).
+
+    Args:
+        shape: Of the model.
+        lengths: Prompt tokens of every row.
+        new: Tokens to generate for each.
+        limits: What the machine allows.
     """
-    rows, steps, lengths = workload.rows, workload.new - 1, [len(p) for p in workload.prompts(shape)]
+    rows, steps = len(lengths), new - 1
     chunk = limits.body[PREFILL_TOKENS]
     rate = PREFILL_TOKENS * 2 * shape.layer_weights / chunk
     attention = shape.pair_flop / 2 * sum(n * n for n in lengths)

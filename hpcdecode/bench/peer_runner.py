@@ -1,6 +1,6 @@
 """Run a peer once.
 
-    PYTHON peer_runner.py PEER MODEL ROWS.jsonl NEW_TOKENS OUT.json
+    PYTHON peer_runner.py PEER MODEL ROWS.jsonl NEW_TOKENS OUT.json [SPECULATIVE_CONFIG]
 
 A script for the peer's own interpreter: it imports nothing of hpcdecode, but as the peer LLM. Every row gets exactly
 NEW_TOKENS greedy tokens, on all CPUs of this process: in bfloat16, or in float32 if they do not multiply it, as peers
@@ -16,13 +16,14 @@ import os
 import sys
 from collections.abc import Callable
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 CPUS = sorted(os.sched_getaffinity(0))
 with open("/proc/cpuinfo") as info:
     DTYPE = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(info.read().split()) else "float32"
 
 Rows = list[list[int]]  # token ids of every row
+Speculative = dict[str, Any] | None  # settings of speculative decoding
 
 
 class PeerEngine(Protocol):
@@ -72,7 +73,7 @@ class Transformers:
 class Vllm:
     """The CPU backend, compiled, with its engine in this process."""
 
-    def __init__(self, model: str, lengths: list[int], new: int):
+    def __init__(self, model: str, lengths: list[int], new: int, speculative: Speculative = None):
         os.environ.update(
             HF_HUB_OFFLINE="1",
             VLLM_CPU_KVCACHE_SPACE=str(kv_gibibytes(model, lengths, new)),
@@ -91,6 +92,7 @@ class Vllm:
             max_num_batched_tokens=4096,
             max_model_len=max(lengths) + new,
             enable_prefix_caching=False,
+            speculative_config=speculative,
         )
 
     def generate(self, prompts: Rows, new: int) -> Rows:
@@ -206,11 +208,11 @@ class LlamaCpp:
 class Library:
     """hpcdecode's own, as a user's script has it."""
 
-    def __init__(self, model: str, lengths: list[int], new: int):
+    def __init__(self, model: str, lengths: list[int], new: int, speculative: Speculative = None):
         import hpcdecode
 
         self.hpcdecode, self.version = hpcdecode, hpcdecode.__version__
-        self.engine = hpcdecode.LLM(model, dtype=DTYPE)
+        self.engine = hpcdecode.LLM(model, dtype=DTYPE, speculative_config=speculative)
 
     def generate(self, prompts: Rows, new: int) -> Rows:
         """Return `new` greedy tokens for every prompt."""
@@ -219,7 +221,7 @@ class Library:
         return [list(r.outputs[0].token_ids) for r in self.engine.generate(rows, greedy, use_tqdm=False)]
 
 
-PEERS: dict[str, Callable[[str, list[int], int], PeerEngine]] = {
+PEERS: dict[str, Callable[..., PeerEngine]] = {
     "LLM": Library,
     "transformers": Transformers,
     "vllm": Vllm,
@@ -250,13 +252,14 @@ def peak_bytes() -> int:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
 
 
-def main(peer: str, model: str, rows: str, new_tokens: str, out: str) -> None:
+def main(peer: str, model: str, rows: str, new_tokens: str, out: str, speculative: str | None = None) -> None:
     """Run a peer on a file of rows, and write what it took."""
     sys.path.pop(0)  # this script's folder: its files are not to be taken for a peer's modules
     new = int(new_tokens)
     with open(rows) as file:
         prompts = [json.loads(line)["prompt_token_ids"] for line in file]
-    engine = PEERS[peer](model, [len(p) for p in prompts], new)
+    guessing = [json.loads(speculative)] if speculative else []
+    engine = PEERS[peer](model, [len(p) for p in prompts], new, *guessing)
     engine.generate(prompts[:4], 4)
     seconds = []
     for count in (1, new):

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,8 +114,13 @@ class Workload:
     longest: int
     new: int = 128
 
-    def prompts(self, shape: Shape) -> list[list[int]]:
-        """Return random token ids; no two rows share a beginning that a cache could reuse."""
+    def prompts(self, shape: Shape, folder: Path | None = None) -> list[list[int]]:
+        """Return random token ids; no two rows share a beginning that a cache could reuse.
+
+        Args:
+            shape: Of the model.
+            folder: Its directory, for workloads of texts.
+        """
         draw = random.Random(self.name)
         lengths = [draw.randint(self.shortest, self.longest) for _ in range(self.rows)]
         return [[draw.randrange(len(_SPECIAL), shape.vocabulary) for _ in range(n)] for n in lengths]
@@ -190,17 +195,17 @@ def checkpoint(work: Path, model: str) -> Path:
     return made(work / f"llama-{model}", lambda folder: _write_checkpoint(folder, SHAPES[model]))
 
 
-def prompt_file(work: Path, workload: Workload, model: str, shape: Shape) -> Path:
+def prompt_file(work: Path, workload: Workload, model: str, prompts: Sequence[Sequence[int]]) -> Path:
     """Write a workload as JSON Lines for `hpcdecode generate`, and return the file's path.
 
     Args:
         work: Folder of the file.
         workload: The workload.
         model: Name of the model, or its directory.
-        shape: Its sizes.
+        prompts: Token ids of the rows.
     """
     path = work / f"{workload.name}-{label(model)}.jsonl"
-    lines = [json.dumps({"prompt_token_ids": ids}) for ids in workload.prompts(shape)]
+    lines = [json.dumps({"prompt_token_ids": ids}) for ids in prompts]
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -25,12 +25,13 @@ def confirmed(
         grammars: Needed if rows have structured outputs.
     """
     logits, first, place, going = inputs.drawn, inputs.first_rows, 0, step.decode
+    largest: list[int] = logits.tolist() if first and logits is not None and logits.dim() == 1 else []
     while going := [s for s in going if _is_right(s, place)]:
         assert logits is not None, "expected the logits of drafts"
         place += 1
         rows = [first[id(s)] + place for s in going]
-        if logits.dim() == 1:  # the largest ones' tokens
-            yield going, logits[rows].tolist()
+        if largest:
+            yield going, [largest[row] for row in rows]
             continue
         own = rows_of(logits, rows)
         tokens = sample(own, going, stops.eos, grammars)

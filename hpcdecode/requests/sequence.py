@@ -9,7 +9,7 @@ from hpcdecode.requests.beams import Beams, Hypothesis
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.prefix import Prefix, SharedBlocks, new_key
 from hpcdecode.requests.prompt import Prompt, Unfinished
-from hpcdecode.requests.sequence_parts import Draft, Hidden, SamplerState, Times
+from hpcdecode.requests.sequence_parts import DraftState, Hidden, SamplerState, Times
 from hpcdecode.requests.stops import Decode, Stops
 from hpcdecode.requests.swapped import SwapTicket
 from hpcdecode.requests.target import Scores, Target
@@ -96,7 +96,7 @@ class SequenceState:
     error: str | None = None
     hidden: Hidden = field(default_factory=Hidden)
     sampler: SamplerState = field(default_factory=SamplerState)
-    draft: Draft = field(default_factory=Draft)
+    draft: DraftState = field(default_factory=DraftState)
     times: Times = field(default_factory=Times)
     key: int = field(default_factory=new_key)
 

@@ -29,7 +29,7 @@ class SamplerState:
 
 
 @dataclass(slots=True)
-class Draft:
+class DraftState:
     """What a sequence may go on with, and how often that was right.
 
     Attributes:

@@ -100,6 +100,7 @@ class Scheduler:
 
     def next_step(self, now: int) -> Step:
         """Return the plan of lane step `now`; it runs no model if there is nothing to do but to wait for room."""
+        unconfirmed = self.speculation.take_unconfirmed(self.lane)
         release = self._release(self._settle_tiers(now))
         if self._shrunk and not self.prefilling:
             self._shrunk = False
@@ -120,7 +121,7 @@ class Scheduler:
         swap_out, swap_in = self.tiers.take_rows()
         decode = table_of(decode_places(self.decoding), 2)
         plan = Plan(
-            truncate=table_of(self.speculation.take_unconfirmed(self.lane), 3),
+            truncate=table_of(unconfirmed, 3),
             swap_out=swap_out,
             release=release,
             fork=table_of(self.slots.take_forks() + forked_prefixes(chunks), 3),

@@ -37,7 +37,7 @@ class Speculation:
         self.config, self.placement, self.price = config, placement, DraftPrice()
         self.drafted = self.confirmed = 0
         self._rate = 0.5  # of drafted tokens that are confirmed, of all sequences
-        self._unconfirmed: dict[int, list[tuple[int, int, int]]] = {}  # by lane
+        self._unconfirmed: dict[int, list[tuple[SequenceState, int]]] = {}  # tokens of sequences, by lane
 
     def draft(self, sequences: Sequence[SequenceState]) -> None:
         """Give drafts to sequences that decode in the next step, as far as they are worth their rows."""
@@ -56,8 +56,13 @@ class Speculation:
                     sequence.draft.tokens = []
 
     def take_unconfirmed(self, lane: int) -> list[tuple[int, int, int]]:
-        """Return (R-rank, slot, length) of the slots that the lane's next plan must shorten."""
-        return self._unconfirmed.pop(lane, [])
+        """Return (R-rank, slot, length) of the slots that the lane's next plan must shorten, before anything else.
+
+        Until then other lanes have no use of their room.
+        """
+        found = self._unconfirmed.pop(lane, [])
+        self.placement.advance([s for s, _ in found], [-wrong for _, wrong in found])
+        return [(s.rank, s.slot, s.length) for s, _ in found]
 
     def settle(self, sequences: Iterable[SequenceState]) -> None:
         """Take note of what became of the drafts of a step, and of what KV caches hold of tokens that were wrong."""
@@ -74,9 +79,7 @@ class Speculation:
             self.confirmed += right
             draft.tokens = []
             if right < count and sequence.finish_reason is None:
-                place = sequence.rank, sequence.slot, sequence.length
-                self._unconfirmed.setdefault(sequence.lane, []).append(place)
-                self.placement.advance([sequence], [right - count])
+                self._unconfirmed.setdefault(sequence.lane, []).append((sequence, count - right))
 
     def _draft_of(self, config: SpeculativeConfig, sequence: SequenceState, price: float, most: int) -> list[int]:
         """Return the draft of a sequence, of at most `most` tokens."""

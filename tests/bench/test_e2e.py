@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from hpcdecode.bench import e2e as bench_e2e
 from hpcdecode.bench import limits as limits_module
 from hpcdecode.bench import peer_gguf, peer_runner
 from hpcdecode.bench.contenders import MeasuredRun, Peer, Site
+from hpcdecode.bench.edits import EDITS, functions
 from hpcdecode.bench.limits import PREFILL_TOKENS, Ideal, IdealTimes, ideal
 from hpcdecode.bench.own_models import OwnShape, shape_of
 from hpcdecode.bench.workload import (
@@ -63,6 +65,18 @@ def test_workloads_are_the_same_every_time_and_share_no_beginnings():
         assert max(map(max, prompts)) < TINY.vocabulary
 
 
+def test_edits_are_functions_of_the_standard_library_in_the_form_of_a_chat(work, monkeypatch):
+    assert len(functions()) >= 64 and all(text.startswith("def ") and ast.parse(text) for text in functions())
+    plain = EDITS["e4"].prompts(TINY, checkpoint(work, "tiny"))
+    tokenizer = Tokenizer.load(checkpoint(work, "tiny"))
+    assert len(plain) == 4 and functions()[3].strip() in tokenizer.decode(plain[3])
+    monkeypatch.setattr(Tokenizer, "text", lambda self, row: "<" + row.messages[0]["content"])
+    (chat,) = EDITS["e1"].prompts(TINY, checkpoint(work, "tiny"))
+    assert tokenizer.decode(chat).strip().startswith("<Add type hints")
+    with pytest.raises(UserError, match=r"--workload e16: expected --model DIR with a tokenizer.json"):
+        EDITS["e16"].prompts(TINY, work)
+
+
 def test_the_checkpoint_has_the_bytes_that_the_shape_says(work):
     with safe_open(checkpoint(work, "tiny") / "model.safetensors", "pt") as file:
         tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
@@ -97,7 +111,7 @@ def test_a_directory_of_a_llama_is_a_model_too(work, tmp_path):
     assert shape_of(str(own)) == TINY == shape_of("tiny")
     assert checkpoint(tmp_path, str(own)) == own and not list(tmp_path.iterdir())
     assert label("tiny") == "tiny" and label(str(own)).startswith("llama-tiny-") and label(f"{own}/") == label(str(own))
-    rows = prompt_file(tmp_path, WORKLOADS["w1"], str(own), TINY).read_text().splitlines()
+    rows = prompt_file(tmp_path, WORKLOADS["w1"], str(own), WORKLOADS["w1"].prompts(TINY)).read_text().splitlines()
     assert [json.loads(row)["prompt_token_ids"] for row in rows] == WORKLOADS["w1"].prompts(TINY)
     config = json.loads((own / "config.json").read_text())
     tied = tmp_path / "tied"
@@ -188,9 +202,8 @@ def test_some_layers_of_a_large_model_count_as_all(monkeypatch):
 
 def test_the_ideal_by_hand():
     shape = Shape(hidden=8, layers=3, heads=2, kv_heads=1, mlp=16, vocabulary=10)
-    workload = Workload("by-hand", rows=2, shortest=5, longest=5, new=4)
     limits = IdealTimes(body={PREFILL_TOKENS: 2.0, 2: 0.5}, head={2: 0.25}, read=100.0)
-    found = ideal(shape, workload, limits)
+    found = ideal(shape, [5, 5], 4, limits)
     weights = 3 * (8 * (8 + 2 * 4) + 8 * 8 + 8 * 32 + 16 * 8)
     attention_flops = 3 * 2 * (2 * 2 * 8 * 5 * 5) / 2  # layers, rows, q @ k and p @ v, the causal half
     rate = 2 * PREFILL_TOKENS * weights / 2.0
@@ -272,7 +285,8 @@ def test_the_library_is_compared_with_the_other_peers_too(tmp_path):
 @pytest.mark.parametrize("peer", ["transformers", "LLM"])
 def test_the_runner_imports_the_project_for_its_library_alone(work, tmp_path, peer):
     assert Path(peer_runner.__file__).read_text().count("import hpcdecode\n") == 1
-    rows = prompt_file(tmp_path, Workload("few", rows=3, shortest=4, longest=9), "tiny", TINY)
+    few = Workload("few", rows=3, shortest=4, longest=9)
+    rows = prompt_file(tmp_path, few, "tiny", few.prompts(TINY))
     line = [sys.executable, peer_runner.__file__, peer, str(checkpoint(work, "tiny")), str(rows), "5"]
     subprocess.run([*line, str(tmp_path / "out.json")], check=True, timeout=240, capture_output=True)
     found = json.loads((tmp_path / "out.json").read_text())

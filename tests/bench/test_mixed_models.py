@@ -13,7 +13,6 @@ from hpcdecode.bench import peer_runner
 from hpcdecode.bench.contenders import Peer, Site
 from hpcdecode.bench.limits import PREFILL_TOKENS, IdealTimes, ideal
 from hpcdecode.bench.mixed_models import MixedShape, products_of
-from hpcdecode.bench.workload import Workload
 from hpcdecode.errors import UserError
 
 LATENT = LayerShape(kv_heads=1, k_dim=576, v_dim=512, q_heads=16, scale=1.0, latent=True)
@@ -33,9 +32,8 @@ def test_the_ideal_of_latents_and_states_by_hand():
     shape = MixedShape(8, 1, 1, 1, 0, vocabulary=10, matrices=((8, 16), (16, 8)), kept=(LATENT, STATE, STATE))
     assert (shape.kv_bytes, shape.pair_flop) == (2 * 576, 2 * 16 * (576 + 512))
     assert shape.state_bytes == 2 * 4 * 8 * 16 * 32
-    workload = Workload("by-hand", rows=2, shortest=5, longest=5, new=4)
     limits = IdealTimes(body={PREFILL_TOKENS: 2.0, 2: 0.5}, head={2: 0.25}, read=1e6)
-    found, without = ideal(shape, workload, limits), ideal(replace(shape, kept=(LATENT,)), workload, limits)
+    found, without = (ideal(one, [5, 5], 4, limits) for one in (shape, replace(shape, kept=(LATENT,))))
     cached = 2 * ((5 + 1) + (5 + 2) + (5 + 3))
     assert without.decode_seconds == pytest.approx(3 * 0.75 + cached * 1152 / 1e6)
     assert found.decode_seconds - without.decode_seconds == pytest.approx(3 * 2 * 2 * shape.state_bytes / 1e6)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hpcdecode import LLM, SamplingParams
+from hpcdecode.attention.torch_cache import TorchKvCache
 from hpcdecode.config import EngineOptions
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
@@ -41,6 +43,24 @@ def test_rows_are_the_same_with_right_and_wrong_guesses(checkpoint, name):
             if how == "known":
                 assert speculation.confirmed > 20
                 assert options or worker.steps < usual.steps
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "deepseek_v3"])
+def test_the_kv_cache_of_devices_takes_drafts(checkpoint, name):
+    """Torch's operations, on the CPU here: the same tokens, and log-probabilities but for rounding."""
+    model = load_split(checkpoint(name), dtype="float32")
+
+    def cache(shapes, slots):
+        return TorchKvCache(shapes, "float32", 8192, slots)
+
+    plain, _ = run(model, rows(*FIELDS), cache=cache)
+    with guessing("known", {name_of(*key): sequence.generated for key, sequence in plain.items()}):
+        done, worker = run(model, rows(*FIELDS), cache=cache, guesses=EAGER)
+    assert {key: s.generated for key, s in done.items()} == {key: s.generated for key, s in plain.items()}
+    assert worker.schedulers[0].speculation.confirmed > 20
+    for key, sequence in plain.items():
+        if sequence.logprobs is not None:
+            np.testing.assert_allclose(done[key].logprobs.chosen, sequence.logprobs.chosen, atol=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [("bfloat16", None), ("bfloat16", "int4"), ("float32", "k8v4")])
