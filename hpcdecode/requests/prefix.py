@@ -57,6 +57,10 @@ class KvHolder(Protocol):
         """Return the last lane step in which it is held."""
 
     @property
+    def ahead(self) -> int:
+        """Return the tokens that it may hold beyond its course, of a draft."""
+
+    @property
     def shared(self) -> int:
         """Return how many of its first tokens lie in blocks that are counted elsewhere."""
 
@@ -105,6 +109,11 @@ class Prefix:
     def final_length(self) -> int:
         """Return its tokens in the KV cache."""
         return len(self.input_ids)
+
+    @property
+    def ahead(self) -> int:
+        """Return 0: it has no draft."""
+        return 0
 
     @property
     def shared(self) -> int:

@@ -177,6 +177,11 @@ class SequenceState:
         return self.prefix.prompt_length if self.prefix else 0
 
     @property
+    def ahead(self) -> int:
+        """Return the tokens that it may hold beyond its course, of a draft."""
+        return self.draft.ahead
+
+    @property
     def length(self) -> int:
         """Return its tokens in the KV cache; the newest generated token has not been fed back yet."""
         return self.prefilled + max(len(self.generated) - self.resumed - 1, 0)

@@ -35,12 +35,14 @@ class DraftState:
     Attributes:
         tokens: That the next step confirms or not, behind the newest one; none outside of a step.
         length: Tokens in the KV cache before that step.
+        ahead: Tokens that the KV cache may hold beyond the sequence's course, until a plan drops those that were wrong.
         rate: Share of tokens that were confirmed, of those drafted lately.
         history: All tokens of the sequence, from its first draft on.
     """
 
     tokens: list[int] = field(default_factory=list)
     length: int = 0
+    ahead: int = 0
     rate: float = 0.0
     history: TokenHistory | None = None
 

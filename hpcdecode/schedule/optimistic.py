@@ -140,11 +140,10 @@ class OptimisticPlacement(Placement):
         """Return True: what sequences hold is claimed step by step, whenever they start."""
         return True
 
-    def try_advance(self, rank: int, sequences: Sequence[SequenceState], steps: Sequence[int]) -> bool:
-        """Advance sequences if the R-rank has room for all that its sequences may take; have none leave for it."""
-        if self._final.tokens[rank] > self._room[rank]:
+    def try_ahead(self, rank: int, sequences: Sequence[SequenceState], tokens: Sequence[int]) -> bool:
+        """Let sequences be ahead if the R-rank has room for all that its sequences may take; have none leave for it."""
+        if self._final.tokens[rank] > self._room[rank] or not super().try_ahead(rank, sequences, tokens):
             return False
-        self.advance(sequences, steps)
         for sequence in sequences:
             self._grow_later(self._claims[rank][sequence])
         self.grow(sequences[0].lane, self._now)
@@ -226,7 +225,8 @@ class OptimisticPlacement(Placement):
         sequence = claim.holder
         assert isinstance(sequence, SequenceState), "a prefix does not grow"
         if claim.tokens < sequence.final_length:
-            self._grow_at(sequence.lane, sequence.start_step + claim.tokens - sequence.prompt_length - 1, claim)
+            step = sequence.start_step + claim.tokens - sequence.prompt_length - 1 - sequence.ahead
+            self._grow_at(sequence.lane, step, claim)
 
     def _grow_at(self, lane: int, step: int, claim: Claim) -> None:
         """Let a claim grow with the plan of a step of its lane, and at no other step."""

@@ -168,19 +168,24 @@ class Placement:
             sequence.start_step = now
             self.add(sequence)
 
-    def advance(self, sequences: Sequence[SequenceState], steps: Sequence[int]) -> None:
-        """Count sequences that have so many tokens more than one a step, as if each had started so much earlier."""
-        for sequence, more in zip(sequences, steps, strict=True):
-            sequence.start_step -= more
-            self._decoding[sequence.lane].advance(sequence, more)
+    def try_ahead(self, rank: int, sequences: Sequence[SequenceState], tokens: Sequence[int]) -> bool:
+        """Let sequences of an R-rank hold so many tokens more than their courses say, if there is room.
 
-    def try_advance(self, rank: int, sequences: Sequence[SequenceState], steps: Sequence[int]) -> bool:
-        """Advance sequences of an R-rank if it has room for their tokens then; return whether it has."""
-        self.advance(sequences, steps)
+        Whatever becomes of these tokens, none holds more then, or ends later. Return whether there is room.
+        """
+        for sequence, more in zip(sequences, tokens, strict=True):
+            sequence.draft.ahead = more
         if self.fits(rank, ()):
             return True
-        self.advance(sequences, [-more for more in steps])
+        for sequence in sequences:
+            sequence.draft.ahead = 0
         return False
+
+    def advance(self, sequence: SequenceState, steps: int) -> None:
+        """Count a sequence, ahead no more, that gained so many tokens beside one a step, as if it had begun earlier."""
+        sequence.draft.ahead = 0
+        sequence.start_step -= steps
+        self._decoding[sequence.lane].advance(sequence, steps)
 
     def may_start(self, sequences: Sequence[SequenceState], step: int) -> bool:
         """Return whether sequences that have not started to decode have room if they begin at `step`."""
@@ -223,9 +228,9 @@ class Placement:
     def _peak(self, holders: list[KvHolder]) -> int:
         """Return the most group tokens that they take at any step."""
         prompt, final, end = self._courses(holders)
-        shared = np.array([s.shared for s in holders])
+        shared, ahead = np.array([(s.shared, s.ahead) for s in holders]).T
         at = np.unique(end + 1)[:, None]  # a slot is freed by the next plan of its lane, one step after the end
-        held = np.maximum(prompt, final - np.maximum(end - at, 0))
+        held = np.minimum(np.maximum(prompt, final - np.maximum(end - at, 0)) + ahead, final)
         load = np.where(end + 1 >= at, self.footprint.tokens(held, shared), 0).sum(axis=1)
         for blocks, last in _last_steps(holders, end.tolist()).items():
             load += np.where(last + 1 >= at[:, 0], self.footprint.of_blocks(blocks.tokens), 0)

@@ -8,6 +8,7 @@ as it is the token of the draft, the logits of the next row count, too. What a s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from hpcdecode.requests.ngrams import TokenHistory, following
 from hpcdecode.requests.sequence import SequenceState
@@ -18,6 +19,14 @@ from hpcdecode.schedule.plan import MOST_DRAFTED_ROWS
 
 _NEWEST = 0.2  # weight of the newest drafted token in the share that is confirmed
 _FORGETS = 0.02  # share by which a sequence's own goes back to that of all, each step
+
+
+class SettledDraft(NamedTuple):
+    """A draft of so many tokens, of which the first ones were right."""
+
+    sequence: SequenceState
+    tokens: int
+    right: int
 
 
 class Speculation:
@@ -37,7 +46,7 @@ class Speculation:
         self.config, self.placement, self.price = config, placement, DraftPrice()
         self.drafted = self.confirmed = 0
         self._rate = 0.5  # of drafted tokens that are confirmed, of all sequences
-        self._unconfirmed: dict[int, list[tuple[SequenceState, int]]] = {}  # tokens of sequences, by lane
+        self._settled: dict[int, list[SettledDraft]] = {}  # by lane
 
     def draft(self, sequences: Sequence[SequenceState]) -> None:
         """Give drafts to sequences that decode in the next step, as far as they are worth their rows."""
@@ -51,7 +60,7 @@ class Speculation:
                 left -= len(tokens)
                 ahead.setdefault(sequence.rank, []).append(sequence)
         for rank, drafting in ahead.items():
-            if not self.placement.try_advance(rank, drafting, [len(s.draft.tokens) for s in drafting]):
+            if not self.placement.try_ahead(rank, drafting, [len(s.draft.tokens) for s in drafting]):
                 for sequence in drafting:
                     sequence.draft.tokens = []
 
@@ -60,9 +69,10 @@ class Speculation:
 
         Until then other lanes have no use of their room.
         """
-        found = self._unconfirmed.pop(lane, [])
-        self.placement.advance([s for s, _ in found], [-wrong for _, wrong in found])
-        return [(s.rank, s.slot, s.length) for s, _ in found]
+        found = self._settled.pop(lane, [])
+        for sequence, _, right in found:
+            self.placement.advance(sequence, right)
+        return [(s.rank, s.slot, s.length) for s, tokens, right in found if right < tokens]
 
     def settle(self, sequences: Iterable[SequenceState]) -> None:
         """Take note of what became of the drafts of a step, and of what KV caches hold of tokens that were wrong."""
@@ -78,8 +88,8 @@ class Speculation:
             self.drafted += count
             self.confirmed += right
             draft.tokens = []
-            if right < count and sequence.finish_reason is None:
-                self._unconfirmed.setdefault(sequence.lane, []).append((sequence, count - right))
+            if sequence.finish_reason is None:
+                self._settled.setdefault(sequence.lane, []).append(SettledDraft(sequence, count, right))
 
     def _draft_of(self, config: SpeculativeConfig, sequence: SequenceState, price: float, most: int) -> list[int]:
         """Return the draft of a sequence, of at most `most` tokens."""

@@ -43,6 +43,14 @@ def test_thousands_of_families(rate, **case):
     run_families(placement=hasty_placement(rate), **case)
 
 
+def test_wrong_guesses_take_no_room_that_other_lanes_count_on():
+    """A row that is ahead, and then is not, ends no earlier than before."""
+    rows = [(1, 1, 1), (1, 15, 1), (7, 15, 1), (38, 10, 3)]  # prompt tokens, max_tokens, samples
+    families = [(prompt, most, [None] * samples, [], (0, 0)) for prompt, most, samples in rows]
+    sizes = {"prefill_tokens": 8, "batch": 4, "period": 1, "lanes": 3, "block": 1, "capacity": [100], "shared": 0}
+    run_families(rows=families, schedule="fixed-f", load=300, guesses=0.0, **sizes)
+
+
 SIZES = {"batch": 8, "period": 1, "steps": 39, "block": 16, "schedule": "fifo"}
 
 
@@ -83,7 +91,7 @@ def drafted(config=CONFIG, capacity=1000, **given):
 
 def test_a_draft_continues_what_was_there_and_counts_as_tokens_to_come():
     _, sequence = drafted(ids=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1, 2], generated=[3])
-    assert sequence.draft.tokens == [4, 5, 6, 7, 8, 9, 10, 11] and sequence.start_step == -8
+    assert sequence.draft.tokens == [4, 5, 6, 7, 8, 9, 10, 11] and sequence.ahead == 8
 
 
 def test_a_draft_ends_where_the_row_must():
@@ -97,7 +105,7 @@ def test_there_is_none_without_settings_or_room():
     assert not sequence.draft.tokens and sequence.draft.history is None
     speculation.settle([sequence])
     _, sequence = drafted(ids=ids, generated=[3], capacity=50)
-    assert not sequence.draft.tokens and sequence.start_step == 0
+    assert not sequence.draft.tokens and sequence.ahead == 0
 
 
 def test_tokens_that_were_wrong_leave_the_kv_cache_with_the_next_plan():
@@ -105,9 +113,9 @@ def test_tokens_that_were_wrong_leave_the_kv_cache_with_the_next_plan():
     sequence.generated += [4, 5, 9]  # two of the draft, and what came in place of the third
     speculation.settle([sequence])
     assert (speculation.drafted, speculation.confirmed) == (8, 2)
-    assert sequence.start_step == -8  # until the plan that shortens its slot
+    assert sequence.ahead == 8  # until the plan that shortens its slot
     assert speculation.take_unconfirmed(0) == [(0, 0, 11)] and not speculation.take_unconfirmed(0)
-    assert sequence.start_step == -2 and not sequence.draft.tokens
+    assert (sequence.ahead, sequence.start_step) == (0, -2) and not sequence.draft.tokens
 
 
 def test_guesses_that_fail_are_made_less_often_where_rows_cost_something():
