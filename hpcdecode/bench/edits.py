@@ -17,12 +17,18 @@ from hpcdecode.requests.params import SamplingParams
 
 MODULES = ("calendar", "difflib", "fractions", "heapq", "shlex", "statistics", "string", "textwrap")
 _SHORTEST, _LONGEST = 500, 1600  # characters of a function
-_ASKED = "Add type hints to this Python function, and print all of it again:\n\n```python\n{}\n```"
+_ASKED = "Add type hints to this Python code, and print all of it again:\n\n```python\n{}\n```"
 
 
 @dataclass(frozen=True)
 class Edits(Workload):
-    """Rows that ask for a function with type hints, in the form of the model's chat template if it has one."""
+    """Rows that ask for code with type hints, in the form of the model's chat template if it has one.
+
+    Attributes:
+        functions: Of a row.
+    """
+
+    functions: int = 1
 
     def prompts(self, shape: Shape, folder: Path | None = None) -> list[list[int]]:
         """Return token ids of as many prompts as there are rows.
@@ -39,7 +45,8 @@ class Edits(Workload):
         tokenizer, texts = Tokenizer.load(str(folder)), functions()
         if len(texts) < self.rows:
             raise UserError(f"--workload {self.name}: expected {self.rows} functions, found {len(texts)}")
-        return [_ids(tokenizer, _ASKED.format(text)) for text in texts[: self.rows]]
+        around = [[texts[(row + i) % len(texts)] for i in range(self.functions)] for row in range(self.rows)]
+        return [_ids(tokenizer, _ASKED.format("\n\n".join(some))) for some in around]
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -64,4 +71,5 @@ def functions() -> list[str]:
     return found
 
 
-EDITS = {w.name: w for w in (Edits(f"e{rows}", rows, 0, 0, new=128) for rows in (1, 4, 16, 64))}
+EDITS = {w.name: w for w in (Edits(f"e{rows}", rows, 0, 0) for rows in (1, 4, 16, 64))}
+EDITS["el16"] = Edits("el16", 16, 0, 0, functions=20)

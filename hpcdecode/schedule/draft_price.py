@@ -5,7 +5,7 @@ from __future__ import annotations
 _WEIGHT = 1 / 32  # of the newest step in the means
 _SPREAD = 0.02  # of the rows of steps, as a share of their mean, from which on the cost of a row can be told
 _LONGEST = 4.0  # times the mean time that a step counts as at most; others share the machine
-PROBE_STEPS = 64  # every so many steps guesses are free, so that the cost of a row is known as it changes
+PROBE_STEPS = 64  # every so many steps some guesses are free, so that the cost of a row is known as it changes
 
 
 class DraftPrice:
@@ -19,7 +19,7 @@ class DraftPrice:
     def __init__(self) -> None:
         self._rows = self._seconds = self._tokens = 0.0  # means
         self._variance = self._covariance = 0.0  # of rows; of rows and seconds
-        self._row_seconds = 0.0
+        self._row_seconds: float | None = None
         self._steps = 0
 
     def observe(self, seconds: float, rows: int, tokens: int) -> None:
@@ -39,8 +39,8 @@ class DraftPrice:
             self._row_seconds = max(self._covariance / self._variance, 0.0)
 
     @property
-    def value(self) -> float:
-        """Return the cost of a row; 0 while it is not known, and for a step now and then."""
-        if self._steps % PROBE_STEPS == 0 or not self._seconds:
-            return 0.0
+    def value(self) -> float | None:
+        """Return the cost of a row; None while it is to be found out, as it is for a step now and then."""
+        if self._steps % PROBE_STEPS == 0 or self._row_seconds is None:
+            return None
         return self._row_seconds * self._tokens / self._seconds

@@ -18,6 +18,8 @@ from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import MOST_DRAFTED_ROWS
 
 _NEWEST = 0.2  # weight of the newest drafted token in the share that is confirmed
+_TRIED, _LEAST_TRIED = 8, 8  # rows that are tried to find out what they cost: one for so many sequences, and so many
+_MARGIN = 1.25  # by which a guess must be worth more than its row: rows are dealt with one by one in Python, too
 _FORGETS = 0.02  # share by which a sequence's own goes back to that of all, each step
 
 
@@ -53,6 +55,8 @@ class Speculation:
         if self.config is None:
             return
         price, left = self.price.value, MOST_DRAFTED_ROWS
+        if price is None:
+            price, left = 0.0, len(sequences) // _TRIED + _LEAST_TRIED
         ahead: dict[int, list[SequenceState]] = {}
         for sequence in sequences:
             sequence.draft.tokens = tokens = self._draft_of(self.config, sequence, price, left)
@@ -104,6 +108,6 @@ class Speculation:
         left = sequence.request.max_new_tokens - len(sequence.generated) - 1
         count = min(config.num_speculative_tokens, left, most)
         worth, chance = 0, draft.rate
-        while worth < count and chance > price:
+        while worth < count and chance > _MARGIN * price:
             worth, chance = worth + 1, chance * draft.rate
         return following(history.tokens, worth, config.prompt_lookup_min, config.prompt_lookup_max)

@@ -308,18 +308,23 @@ def test_the_tensors_of_a_checkpoint_have_names_and_order_of_llama_cpp(work):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "peers"),
-    [(1, ["transformers"]), (3, []), pytest.param(1, ["transformers", "LLM"], marks=pytest.mark.full)],
+    ("ranks", "peers", "flags"),
+    [
+        (1, ["transformers"], ()),
+        (3, [], ("--speculative-config", "{}")),
+        pytest.param(1, ["transformers", "LLM"], (), marks=pytest.mark.full),
+    ],
 )
-def test_the_whole_command(work, hpcdecode, ranks, peers):
+def test_the_whole_command(work, hpcdecode, ranks, peers, flags):
     """Ours and transformers, on one CPU: they must begin most rows alike, or the command fails."""
     cpu = min(os.sched_getaffinity(0))
     options = ["--model", "tiny", "--work", work, "--runs", 1, "--ranks", ranks, "--prefix", f"taskset -c {cpu}"]
     peer = ["--peer", *peers, "--startup"] if peers else []
-    result = hpcdecode("bench", "e2e", "--json", *options, *peer)
+    result = hpcdecode("bench", "e2e", "--json", *options, *peer, *flags)
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
     assert printed["bench"] == "e2e"
+    assert any(c["reference"] == "hpcdecode on 3 ranks" for c in printed["cases"]) == bool(flags)
     assert set(printed["machine"]) >= {"cpu", "cpus", "isa", "torch", "GEMM GFLOP/s", "read GB/s"}
     parts = {c["case"].rpartition(": ")[2] for c in printed["cases"]}
     assert parts >= {"whole job", "decode", "prefill", "peak memory"}

@@ -139,5 +139,10 @@ def test_drafts_of_many_sequences_have_no_more_rows_than_a_plan():
     for sequence in sequences:
         placement.add(sequence)
     speculation.draft(sequences)
+    assert sum(len(s.draft.tokens) for s in sequences) == 100 // 8 + 8  # what rows cost is not known yet
+    for step in range(1, 10):
+        speculation.price.observe(0.1, 100 + step, 100)
+    assert speculation.price.value == 0
+    speculation.draft(sequences)
     assert sum(len(s.draft.tokens) for s in sequences) == MOST_DRAFTED_ROWS
     assert np.isclose(sequences[0].draft.rate, 0.5)
