@@ -14,10 +14,9 @@ The peer LLM is hpcdecode's own library, warmed up as peers are; its command lin
 Workloads: w1, w64, w128 and w256 are that many prompts of 64 to 128 tokens, l32 is 32 prompts of 1,024. Every row gets
 128 new tokens. s32, for slow peers, is 32 prompts of 64 to 128 tokens with 32 new ones. e1, e4, e16 and e64 ask for
 functions of Python's standard library with type hints, el16 for 20 functions in each of 16 rows; they need a trained
-model. "whole job", "decode" and
-"prefill" are fractions of the ideal. "peak memory" is against weights, KV cache and 300 MiB. "start-up" is from the
-start of the process to the first decode step, against importing torch and transformers. It is cold (no trace kept, the
-checkpoint out of the page cache) or warm. Lower is better for these two.
+model. "whole job", "decode" and "prefill" are fractions of the ideal. "peak memory" is against weights, KV cache and
+300 MiB. "start-up" is from the start of the process to the first decode step, against importing torch and transformers.
+It is cold (no trace kept, the checkpoint out of the page cache) or warm. Lower is better for these two.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Inputs:
         on_host: what the slices take, in the memory of the host.
         model: the same on the device.
         drawing: the sampled sequences that draw a token; the others are scored.
-        drawn: logits that tokens were drawn from [n, vocab], once they are known; the largest ones' tokens, int64 [n],
-            if no more was needed.
+        drawn: of steps with drafts, logits that tokens were drawn from [n, vocab]; the largest ones' tokens, int64 [n],
+            if no more was needed. None before they are known.
         first_rows: of sequences that decode, by their ids, if any has a draft; the rows of the draft are behind it.
     """
 
@@ -82,6 +82,11 @@ class Inputs:
         arrays = [np.array(x, np.int64) for x in (self._drawn, sample_indices)]
         *there, self._drawn_rows, self._sample_indices = upload(device, *(x.numpy() for x in tokens.context), *arrays)
         self.model = replace(self.on_host, tokens=StepTokens(*there))
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep the rows that tokens are drawn from, or the largest ones' tokens, if drafts need them."""
+        if self.first_rows:
+            self.drawn = rows
 
     def select(self, rows: Tensor) -> Tensor:
         """Select from the rows that tokens are drawn from [n, ...] one row for each sequence that draws."""

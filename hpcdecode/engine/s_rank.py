@@ -237,13 +237,14 @@ class SRank:
         for part in inputs.model.logits_parts:
             logits = yield from logits_of(part, inputs.model.largest)
             if logits.dim() == 1:
-                inputs.drawn = logits
+                inputs.keep(logits)
                 return inputs.select(logits).tolist()
             self.timeline.enter("sample", lane)
             inputs.take_asked(logits, part)
             kept.append(inputs.drawn_from(logits, part))
-        inputs.drawn = kept[0] if len(kept) == 1 else torch.cat(kept)
-        logits = inputs.select(inputs.drawn)
+        whole = kept[0] if len(kept) == 1 else torch.cat(kept)
+        inputs.keep(whole)
+        logits = inputs.select(whole)
         drawing = inputs.drawing
         tokens = sample(logits, drawing, self.stops.eos, self.grammars) if drawing else []
         advance_beams(logits, drawing)
