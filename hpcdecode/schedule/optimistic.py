@@ -141,11 +141,18 @@ class OptimisticPlacement(Placement):
         return True
 
     def try_ahead(self, rank: int, sequences: Sequence[SequenceState], tokens: Sequence[int]) -> bool:
-        """Let sequences be ahead if the R-rank has room for all that its sequences may take; have none leave for it."""
-        if self._final.tokens[rank] > self._room[rank] or not super().try_ahead(rank, sequences, tokens):
+        """Let sequences be ahead if what they claim then has room; have none leave for it."""
+        claims, lacking = [self._claims[rank][sequence] for sequence in sequences], 0
+        for sequence, claim, more in zip(sequences, claims, tokens, strict=True):
+            needed = self.footprint.rounded(
+                min(sequence.length + 2 + more, sequence.final_length)
+            )  # until the next step
+            lacking += max(self.footprint.tokens(needed, sequence.shared) - claim.own, 0)
+        if self._claimed.tokens[rank] + lacking > self._room[rank]:
             return False
-        for sequence in sequences:
-            self._grow_later(self._claims[rank][sequence])
+        for sequence, claim, more in zip(sequences, claims, tokens, strict=True):
+            sequence.draft.ahead = more
+            self._grow_later(claim)
         self.grow(sequences[0].lane, self._now)
         return True
 

@@ -130,7 +130,7 @@ def test_wrong_calls_are_refused(checkpoint):
     kv_cache.extend(slots, ones)
     with pytest.raises(ValueError, match="slot 9"):
         run_fused(model, fused, np.array([0, 9], np.int32), inputs)
-    with pytest.raises(ValueError, match="slots: expected 2, got 1"):
+    with pytest.raises(ValueError, match="slots: expected those of 2 tokens, got 1"):
         run_fused(model, fused, slots[:1], inputs)
     run_fused(model, fused, slots, inputs)  # the KV cache and the states are free again
     kv_cache.check()

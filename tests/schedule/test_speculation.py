@@ -12,6 +12,7 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.sequence import Request, SequenceState
 from hpcdecode.requests.speculative import SpeculativeConfig
+from hpcdecode.schedule.optimistic import OptimisticPlacement
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import MOST_DRAFTED_ROWS
 from hpcdecode.schedule.speculation import Speculation
@@ -146,3 +147,10 @@ def test_drafts_of_many_sequences_have_no_more_rows_than_a_plan():
     speculation.draft(sequences)
     assert sum(len(s.draft.tokens) for s in sequences) == MOST_DRAFTED_ROWS
     assert np.isclose(sequences[0].draft.rate, 0.5)
+
+
+def test_optimistic_rows_are_ahead_while_claims_have_room():
+    """What the rows may take in the end has none: 8 rows of 50 tokens, in 20 blocks of 16."""
+    machine = steps_of(1.0, [20 * 16], placement=OptimisticPlacement)
+    assert machine.schedulers[0].speculation.confirmed > 100
+    machine.require_empty()
