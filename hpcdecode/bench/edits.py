@@ -42,11 +42,18 @@ class Edits(Workload):
         """
         if folder is None or not (folder / "tokenizer.json").is_file():
             raise UserError(f"--workload {self.name}: expected --model DIR with a tokenizer.json, got none")
-        tokenizer, texts = Tokenizer.load(str(folder)), functions()
+        texts = functions()
         if len(texts) < self.rows:
             raise UserError(f"--workload {self.name}: expected {self.rows} functions, found {len(texts)}")
         around = [[texts[(row + i) % len(texts)] for i in range(self.functions)] for row in range(self.rows)]
-        return [_ids(tokenizer, _ASKED.format("\n\n".join(some))) for some in around]
+        return _encoded(folder, tuple(_ASKED.format("\n\n".join(some)) for some in around))
+
+
+@functools.cache
+def _encoded(folder: Path, asked: tuple[str, ...]) -> list[list[int]]:
+    """Return the token ids of messages by the tokenizer of a model's directory."""
+    tokenizer = Tokenizer.load(str(folder))
+    return [_ids(tokenizer, text) for text in asked]
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -10,6 +10,7 @@ from hpcdecode.requests.stops import Stops
 from hpcdecode.sampling.grammars import Grammars
 from hpcdecode.sampling.rows import rows_of
 from hpcdecode.sampling.sampler import sample
+from hpcdecode.schedule.speculation import is_right
 from hpcdecode.schedule.step import Step
 
 
@@ -26,7 +27,7 @@ def confirmed(
     """
     logits, first, place, going = inputs.drawn, inputs.first_rows, 0, step.decode
     largest: list[int] = logits.tolist() if first and logits is not None and logits.dim() == 1 else []
-    while going := [s for s in going if _is_right(s, place)]:
+    while going := [s for s in going if is_right(s, place)]:
         assert logits is not None, "expected the logits of drafts"
         place += 1
         rows = [first[id(s)] + place for s in going]
@@ -37,9 +38,3 @@ def confirmed(
         tokens = sample(own, going, stops.eos, grammars)
         take_logprobs(own, going, tokens)
         yield going, tokens
-
-
-def _is_right(sequence: SequenceState, place: int) -> bool:
-    """Return whether a sequence goes on, and its newest token is that of its draft."""
-    tokens = sequence.draft.tokens
-    return place < len(tokens) and sequence.finish_reason is None and sequence.generated[-1] == tokens[place]

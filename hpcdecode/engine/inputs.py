@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -39,12 +38,18 @@ class Inputs:
     """
 
     def __init__(self, step: Step, device: torch.device, forgotten: Sequence[int] = ()):
-        ids = [token for s in step.decode for token in (s.generated[-1], *s.draft.tokens)]
-        positions = [s.length + at for s in step.decode for at in range(1 + len(s.draft.tokens))]
-        adapters = [s.adapter for s in step.decode for _ in range(1 + len(s.draft.tokens))]
+        ids: list[int] = []
+        positions: list[int] = []
+        adapters: list[int] = []
+        rows: list[int] = []  # of logits, by sampled sequence
+        for sequence in step.decode:
+            fed, length = (sequence.generated[-1], *sequence.draft.tokens), sequence.length
+            rows.append(len(ids))
+            ids += fed
+            positions += range(length, length + len(fed))
+            adapters += [sequence.adapter] * len(fed)
         decodes = len(ids)
         logits_indices = list(range(decodes))
-        rows = list(accumulate((1 + len(s.draft.tokens) for s in step.decode[:-1]), initial=0))[: len(step.decode)]
         self.first_rows = dict(zip(map(id, step.decode), rows, strict=True)) if decodes > len(rows) else {}
         self._asked: list[AskedRows] = []
         skipped_queries: list[int] = []

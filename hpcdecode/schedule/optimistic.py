@@ -144,9 +144,8 @@ class OptimisticPlacement(Placement):
         """Let sequences be ahead if what they claim then has room; have none leave for it."""
         claims, lacking = [self._claims[rank][sequence] for sequence in sequences], 0
         for sequence, claim, more in zip(sequences, claims, tokens, strict=True):
-            needed = self.footprint.rounded(
-                min(sequence.length + 2 + more, sequence.final_length)
-            )  # until the next step
+            most = min(sequence.length + 2 + more, sequence.final_length)  # behind the next step
+            needed = self.footprint.rounded(most)
             lacking += max(self.footprint.tokens(needed, sequence.shared) - claim.own, 0)
         if self._claimed.tokens[rank] + lacking > self._room[rank]:
             return False

@@ -111,3 +111,9 @@ class Speculation:
         while worth < count and chance > _MARGIN * price:
             worth, chance = worth + 1, chance * draft.rate
         return following(history.tokens, worth, config.prompt_lookup_min, config.prompt_lookup_max)
+
+
+def is_right(sequence: SequenceState, place: int) -> bool:
+    """Return whether a sequence goes on, and its newest token is that of its draft at `place`."""
+    tokens = sequence.draft.tokens
+    return place < len(tokens) and sequence.finish_reason is None and sequence.generated[-1] == tokens[place]

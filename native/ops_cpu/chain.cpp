@@ -234,15 +234,15 @@ SequenceRows Chain::Block::sequences() const {
     const Stage& stage = chain_.stages_[stage_];
     const Rows &qkv = tensors_[stage.tensors[0]], &out = tensors_[stage.tensors[1]];
     const int64_t every = me_.of, sequences = call_.attention->sequences(call_.tokens);
-    const auto share = [&](int64_t of) { return std::max<int64_t>((of - me_.number + every - 1) / every, 0); };
+    const auto mine = [&](int64_t of) { return std::max<int64_t>((of - me_.number + every - 1) / every, 0); };
     if (sequences < call_.tokens) {  // this is the only block
-        return {me_.number,       every,
-                share(sequences), reinterpret_cast<uint8_t*>(qkv.data),
-                qkv.row_bytes,    reinterpret_cast<uint8_t*>(out.data),
+        return {me_.number,      every,
+                mine(sequences), reinterpret_cast<uint8_t*>(qkv.data),
+                qkv.row_bytes,   reinterpret_cast<uint8_t*>(out.data),
                 out.row_bytes};
     }
     const auto at = [&](const Rows& r) { return reinterpret_cast<uint8_t*>(r.data + me_.number * r.row_bytes); };
-    return {first_ + me_.number * step_, step_ * every, share(count_),        at(qkv),
+    return {first_ + me_.number * step_, step_ * every, mine(count_),         at(qkv),
             qkv.row_bytes * every,       at(out),       out.row_bytes * every};
 }
 

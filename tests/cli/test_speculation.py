@@ -7,6 +7,7 @@ import json
 import h5py
 import pytest
 
+from tests.support.commands import run
 from tests.support.worlds import contents
 
 FLAGS = ("--model", "demo", "--dtype", "float32", "--kv-memory", "64M", "--max-tokens", 48, "--logprobs", 0)
@@ -43,7 +44,9 @@ WHERE = {
 @pytest.mark.parametrize("where", WHERE)
 def test_rows_are_those_of_a_job_without_guesses(hpcdecode, plain, where):
     ranks, flags = WHERE[where]
-    result = hpcdecode("generate", "rows.jsonl", "-o", "out.h5", *FLAGS, *GUESSES, *flags, ranks=ranks)
+    job = ("generate", "rows.jsonl", "-o", "out.h5", *FLAGS, *GUESSES, *flags)
+    line = hpcdecode.line(*job, ranks=ranks, module="tests.support.guessing")  # whatever steps take here
+    result = run(line, cwd=hpcdecode.directory, env=hpcdecode.environment)
     assert result.returncode == 0, result.stderr
     summary = contents(hpcdecode.directory / "out.h5")[-1]
     assert 0 < summary["confirmed_tokens"] < summary["drafted_tokens"]

@@ -20,6 +20,7 @@ from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.model import load_split
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.few_bits import BY_INT8
+from hpcdecode.schedule.draft_price import DraftPrice
 from tests.support.models import Attention, step
 from tests.support.parity import generated, greedy
 from tests.support.real_models import folder
@@ -96,7 +97,8 @@ def test_scores_are_those_of_transformers(real_model):
             assert output.is_greedy == bool((logits.argmax(-1) == ids[first:]).all())
 
 
-def test_a_text_that_is_said_again_takes_fewer_steps(real_model):
+def test_a_text_that_is_said_again_takes_fewer_steps(real_model, monkeypatch):
+    monkeypatch.setattr(DraftPrice, "value", 0.3)  # whatever steps take here
     texts = [inspect.getsource(function) for function in (textwrap.indent, textwrap.dedent, textwrap.fill, json.dumps)]
     asked = [[{"role": "user", "content": f"Print this code again:\n\n{text}"}] for text in texts]
     params, made = SamplingParams(max_tokens=64, logprobs=0), []

@@ -1,7 +1,11 @@
-"""Speculative decoding with guesses that are made often: mostly wrong ones, or what a row generates alone."""
+"""Speculative decoding with guesses that are made often: mostly wrong ones, or what a row generates alone.
+
+usage: python -m tests.support.guessing ARGUMENT...     (`hpcdecode`, whose guesses cost nothing)
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -9,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from hpcdecode.attention.shapes import MixerShape
+from hpcdecode.cli import main
 from hpcdecode.engine.setup import require_truncation
 from hpcdecode.errors import UserError
 from hpcdecode.requests.sequence import SequenceState
@@ -78,3 +83,8 @@ def guessing(how: str, known: Known) -> Iterator[None]:
         patch.object(DraftPrice, "value", 0.0),
     ):
         yield
+
+
+if __name__ == "__main__":
+    with guessing("lookup", {}):
+        sys.exit(main(sys.argv[1:]))

@@ -19,6 +19,7 @@ from hpcdecode.schedule.optimistic import OptimisticPlacement
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, wire_length
 from hpcdecode.schedule.scheduler import Scheduler
+from hpcdecode.schedule.speculation import is_right
 from hpcdecode.schedule.step import Step
 from hpcdecode.system.timeline import Timeline
 from tests.support.random_guesses import RandomGuesses
@@ -153,11 +154,7 @@ class Machine:
     def _confirm(self, scheduler, step):
         """Give sequences tokens for as long as those of their drafts are right."""
         place, going = 0, step.decode
-        while going := [
-            s
-            for s in going
-            if s.draft.tokens[place:] and not s.finish_reason and s.generated[-1] == s.draft.tokens[place]
-        ]:
+        while going := [s for s in going if is_right(s, place)]:
             place += 1
             tokens = [self._token(s, len(s.generated)) for s in going]
             self.done += [s for r in scheduler.confirm(going, tokens) for s in r.sequences]
