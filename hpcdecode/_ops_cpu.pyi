@@ -1,4 +1,4 @@
-"""What an S-rank computes on CPUs besides attention: GEMMs, fused element-wise kernels, sampling."""
+"""What an S-rank computes on CPUs besides attention: GEMMs, fused element-wise kernels, sampling, drafts."""
 
 import enum
 from collections.abc import Sequence
@@ -74,6 +74,101 @@ class Op(enum.Enum):
     mark = 27
 
     fill = 28
+
+class Drafter:
+    """What the sequences of an S-rank share that get drafts of their next tokens."""
+
+    def __init__(self, shortest: int, longest: int, outputs: int, least: float) -> None:
+        """Keep the settings.
+
+        Args:
+            shortest: Last tokens of a sequence that must have occurred before.
+            longest: Last tokens that are compared at most.
+            outputs: Most sequences of which others look up what they generated, the newest ones; 0: each looks up its
+                own tokens alone.
+            least: Chance of a guess that is ever made.
+
+        Raises:
+            ValueError: If not 1 <= shortest <= longest.
+        """
+
+class TokenHistory:
+    """The tokens of one sequence, and its drafts."""
+
+    def __init__(self, drafter: Drafter, given: Sequence[int]) -> None:
+        """Begin with the tokens of a prompt.
+
+        Args:
+            drafter: Of the S-rank.
+            given: Token ids, which others do not look up.
+        """
+
+    def __len__(self) -> int: ...
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take tokens that were generated; what was guessed of them tells the chances of such guesses."""
+
+    def draft(self, most: int, least: float) -> list[int]:
+        """Return tokens that may follow, or none.
+
+        Args:
+            most: Number of tokens, at most.
+            least: The chance that all of them follow is above it.
+        """
+
+class Draw:
+    """How the token of one row of logits is drawn."""
+
+    def __init__(self, temperature: float, min_p: float, top_k: int, top_p: float, uniform: float) -> None:
+        """Keep the sampling parameters of a row.
+
+        Args:
+            temperature: Divisor of the logits, above 0.
+            min_p: Least probability relative to the largest, or 0 for all tokens.
+            top_k: Number of most likely tokens, or 0 for all.
+            top_p: Share of the most likely tokens, or 1 for all.
+            uniform: Random number in (0, 1).
+        """
+
+def draw(
+    logits: int,
+    row_bytes: int,
+    type: Type,
+    vocabulary: int,
+    rows: Sequence[int],
+    draws: Sequence[Draw],
+    threads: int,
+    isa: str,
+) -> list[int]:
+    """Draw one token from some rows of logits.
+
+    Args:
+        logits: Address of the logits, [., vocabulary].
+        row_bytes: Bytes from row to row.
+        type: float32 or bfloat16.
+        vocabulary: Number of tokens.
+        rows: Index of the row of every draw.
+        draws: Sampling parameters, one for each of rows.
+        threads: Number of OpenMP threads.
+        isa: Instruction set to use.
+
+    Returns:
+        The token ids, one for each of draws.
+    """
+
+def keep_allowed(
+    logits: int, row_bytes: int, vocabulary: int, rows: Sequence[int], masks: int, words: int, threads: int
+) -> None:
+    """Set the logits of tokens that masks do not allow to -inf; where all others are -inf already, these become 0.
+
+    Args:
+        logits: Address of the logits, float32 [., vocabulary].
+        row_bytes: Bytes from row to row.
+        vocabulary: Number of tokens.
+        rows: Index of the row of every mask.
+        masks: Address of the masks, uint32 [len(rows), words]; bit i % 32 of word i / 32 allows token i.
+        words: Words of a mask.
+        threads: Number of OpenMP threads.
+    """
 
 class WeightForm(enum.Enum):
     """How packed weights hold their numbers."""
@@ -466,46 +561,6 @@ class Chain:
     @property
     def tensors(self) -> int:
         """Number of tensors of a call."""
-
-class Draw:
-    """How the token of one row of logits is drawn."""
-
-    def __init__(self, temperature: float, min_p: float, top_k: int, top_p: float, uniform: float) -> None:
-        """Keep the sampling parameters of a row.
-
-        Args:
-            temperature: Divisor of the logits, above 0.
-            min_p: Least probability relative to the largest, or 0 for all tokens.
-            top_k: Number of most likely tokens, or 0 for all.
-            top_p: Share of the most likely tokens, or 1 for all.
-            uniform: Random number in (0, 1).
-        """
-
-def draw(
-    logits: int,
-    row_bytes: int,
-    type: Type,
-    vocabulary: int,
-    rows: Sequence[int],
-    draws: Sequence[Draw],
-    threads: int,
-    isa: str,
-) -> list[int]:
-    """Draw one token from some rows of logits.
-
-    Args:
-        logits: Address of the logits, [., vocabulary].
-        row_bytes: Bytes from row to row.
-        type: float32 or bfloat16.
-        vocabulary: Number of tokens.
-        rows: Index of the row of every draw.
-        draws: Sampling parameters, one for each of rows.
-        threads: Number of OpenMP threads.
-        isa: Instruction set to use.
-
-    Returns:
-        The token ids, one for each of draws.
-    """
 
 class RowCopies:
     """Copies of a few rows of matrices side by side into memory, and back."""

@@ -56,7 +56,7 @@ class LLM:
         kv_memory: Memory of the KV cache, in bytes or as a size such as "8G"; None chooses.
         gpu_memory: Most memory of a GPU to take, likewise; None for what is free.
         speculative_config: How tokens are guessed ahead, as `--speculative-config` takes it, such as
-            `{"method": "ngram", "num_speculative_tokens": 8}`; None for one token a step.
+            `{"num_speculative_tokens": 8}`; None for one token a step.
         threads: Threads to compute with; None for one on each core of the process.
         reasoning_parser: What splits reasoning from content, as `--reasoning-parser` does.
         tool_call_parser: What finds calls of tools, as `--tool-call-parser` does.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hpcdecode._ops_cpu import TokenHistory
 from hpcdecode.requests.counts import TokenCounts
 from hpcdecode.requests.matcher import Matcher
-from hpcdecode.requests.ngrams import TokenHistory
 from hpcdecode.requests.stops import StopText
 
 
@@ -36,14 +36,12 @@ class DraftState:
         tokens: That the next step confirms or not, behind the newest one; none outside of a step.
         length: Tokens in the KV cache before that step.
         ahead: Tokens that the KV cache may hold beyond the sequence's course, until a plan drops those that were wrong.
-        rate: Share of tokens that were confirmed, of those drafted lately.
         history: All tokens of the sequence, from its first draft on.
     """
 
     tokens: list[int] = field(default_factory=list)
     length: int = 0
     ahead: int = 0
-    rate: float = 0.0
     history: TokenHistory | None = None
 
 

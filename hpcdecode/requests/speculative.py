@@ -10,27 +10,34 @@ import msgspec
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-METHODS = ("ngram",)
+METHODS = ("suffix", "ngram")
 MOST_DRAFTED = 64  # tokens of a sequence in a step
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of speculative decoding, under vLLM's names.
 
-    The method `ngram` (prompt lookup) needs no second model: where the last tokens of a sequence occurred before, in
-    its prompt or in what it generated, the tokens that followed there are its draft.
+    Neither method needs a second model: where the last tokens of a sequence occurred before, the tokens that followed
+    there are its draft. `ngram` (prompt lookup) looks into the sequence's prompt and what it generated, `suffix`
+    (suffix decoding) into what other sequences of the S-rank generated as well.
 
     Attributes:
-        method: `ngram`.
+        method: One of METHODS.
         num_speculative_tokens: Most tokens of a draft.
-        prompt_lookup_max: Last tokens of a sequence that are looked up, at most; longer matches win.
+        prompt_lookup_max: Last tokens of a sequence that `ngram` looks up, at most; longer matches win.
         prompt_lookup_min: The same, at least.
+        suffix_decoding_max_tree_depth: Last tokens of a sequence that `suffix` looks up, at most.
+        suffix_decoding_max_cached_requests: Sequences of which others look up what they generated, the newest ones.
+        suffix_decoding_min_token_prob: Chance of being right that tokens of a draft have at least.
     """
 
-    method: str = "ngram"
-    num_speculative_tokens: int = 8
+    method: str = "suffix"
+    num_speculative_tokens: int = 16
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
+    suffix_decoding_max_tree_depth: int = 8
+    suffix_decoding_max_cached_requests: int = 10000
+    suffix_decoding_min_token_prob: float = 0.1
 
     @classmethod
     def of(cls, given: str | dict[str, Any] | SpeculativeConfig) -> Self:
@@ -52,9 +59,13 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """Raise ValueError if a value is out of range."""
         if self.method not in METHODS:
             raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {self.method!r}")
-        if not 1 <= self.num_speculative_tokens <= MOST_DRAFTED:
-            expected = f"an integer in [1, {MOST_DRAFTED}]"
-            raise ValueError(f"num_speculative_tokens: expected {expected}, got {self.num_speculative_tokens}")
+        for name in ("num_speculative_tokens", "suffix_decoding_max_tree_depth"):
+            if not 1 <= (count := getattr(self, name)) <= MOST_DRAFTED:
+                raise ValueError(f"{name}: expected an integer in [1, {MOST_DRAFTED}], got {count}")
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             got = f"{self.prompt_lookup_min} and {self.prompt_lookup_max}"
             raise ValueError(f"prompt_lookup_min and prompt_lookup_max: expected 1 <= min <= max, got {got}")
+        if (requests := self.suffix_decoding_max_cached_requests) < 0:
+            raise ValueError(f"suffix_decoding_max_cached_requests: expected an integer of at least 0, got {requests}")
+        if not 0 <= (chance := self.suffix_decoding_min_token_prob) <= 1:
+            raise ValueError(f"suffix_decoding_min_token_prob: expected a number in [0, 1], got {chance}")

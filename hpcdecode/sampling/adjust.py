@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode.requests.counts import TokenCounts
+from hpcdecode.requests.matcher import Matcher
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.sampling.grammars import Grammars
+from hpcdecode.sampling.masks import keep_allowed
 from hpcdecode.sampling.rows import values_on
 from hpcdecode.system.uploads import upload
 
@@ -46,20 +48,27 @@ def _restrict(logits: Tensor, sequences: Sequence[SequenceState], grammars: Gram
 
     A grammar wins over other parameters: if those forbid all that it allows, its tokens become equally likely.
     """
-    for row, sequence in enumerate(sequences):
-        asked = sequence.prompt.params.structured_outputs
-        if asked is None:
-            continue
-        matcher = sequence.sampler.matcher
-        if matcher is None:
-            if grammars is None:
-                raise ValueError("grammars: expected those of the model for structured_outputs, got None")
-            matcher = sequence.sampler.matcher = grammars.matcher(asked)
-        (allowed,) = upload(logits.device, matcher.allowed(sequence.generated, logits.shape[1]))
+    rows = [row for row, s in enumerate(sequences) if s.prompt.params.structured_outputs is not None]
+    if not rows:
+        return
+    if grammars is None:
+        raise ValueError("grammars: expected those of the model for structured_outputs, got None")
+    matchers = [_followed(sequences[row], grammars) for row in rows]
+    masks = grammars.allowed(matchers, logits.shape[1], torch.get_num_threads())
+    for row, matcher in zip(rows, matchers, strict=True):
         if matcher.problem is not None:
-            sequence.error = f"structured_outputs: the grammar cannot be followed: {matcher.problem}"
-        logits[row].masked_fill_(~allowed, _FORBIDDEN)
-        logits[row].masked_fill_(allowed & (logits[row].max() == _FORBIDDEN), 0.0)
+            sequences[row].error = f"structured_outputs: the grammar cannot be followed: {matcher.problem}"
+    keep_allowed(logits, rows, masks)
+
+
+def _followed(sequence: SequenceState, grammars: Grammars) -> Matcher:
+    """Return the matcher of a sequence's grammar, behind all that the sequence has generated."""
+    if (matcher := sequence.sampler.matcher) is None:
+        asked = sequence.prompt.params.structured_outputs
+        assert asked is not None, "expected a sequence with a grammar"
+        matcher = sequence.sampler.matcher = grammars.matcher(asked)
+    matcher.follow(sequence.generated)
+    return matcher
 
 
 def _end_thinking(logits: Tensor, sequences: Sequence[SequenceState]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from hpcdecode.errors import RowProblem
 from hpcdecode.requests.matcher import Matcher, shortened
@@ -14,9 +17,11 @@ from hpcdecode.sampling.grammar_process import MEMORY_BYTES, SECONDS, GrammarFor
 from hpcdecode.system.confined import Confined
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+_WORD = 32  # bits of a mask's word
+_MANY_THREADS = 4  # from which on llguidance's own are of use: those of the step before may still spin
 _KEPT = 64  # compiled grammars, and as many that cannot be compiled
 _COMMAND = ("-m", "hpcdecode.sampling.grammar_process")
 
@@ -34,6 +39,7 @@ class Grammars:
         self._backend, self._eos, self._vocab_size = backend, eos, vocab_size
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._executor: LLExecutor | None = None
         self._compiler: Confined | None = None
         self._compiled: dict[bytes, LLMatcher] = {}  # at the beginning of the grammar; the last used at the end
         self._refused: dict[bytes, str] = {}
@@ -60,7 +66,43 @@ class Grammars:
         """
         state = self._state(asked)
         assert self._tokenizer is not None, "what is compiled has a tokenizer"
-        return Matcher(state.deep_copy(), self._tokenizer.vocab_size)
+        return Matcher(state.deep_copy())
+
+    def allowed(self, matchers: Sequence[Matcher], vocabulary: int, threads: int = 1) -> NDArray[np.uint32]:
+        """Return which tokens may come next by each of some matchers, and note in them what is wrong.
+
+        Only end-of-sequence tokens may come once a grammar is complete. A tokenizer may have more tokens than the
+        model has logits; if none but those may come, that is a problem.
+
+        Args:
+            matchers: All different, at least one.
+            vocabulary: Tokens of the model.
+            threads: Number of threads to compute with.
+
+        Returns:
+            Masks, uint32 [n, words]: bit i % 32 of word i // 32 is set if token i may come.
+        """
+        assert self._tokenizer is not None, "matchers have a tokenizer"
+        masks = np.zeros((len(matchers), -(-self._tokenizer.vocab_size // _WORD)), np.uint32)
+        if threads >= _MANY_THREADS and len(matchers) > 1:
+            places = [(matcher.state, place) for place, matcher in enumerate(matchers)]
+            self._executor_of(threads).unsafe_compute_mask_ptr(places, masks.ctypes.data, masks[0].nbytes, len(masks))
+        else:
+            for matcher, mask in zip(matchers, masks, strict=True):
+                matcher.state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        beyond = masks.any(axis=1) & ~_within(masks, vocabulary)
+        for matcher, none_left in zip(matchers, beyond.tolist(), strict=True):
+            matcher.note_error()
+            if matcher.problem is None and none_left:
+                matcher.problem = f"none of the model's {vocabulary} tokens may come next"
+        return masks
+
+    def _executor_of(self, threads: int) -> LLExecutor:
+        if self._executor is None:
+            import llguidance
+
+            self._executor = llguidance.LLExecutor(num_threads=threads)
+        return self._executor
 
     def _state(self, asked: dict[str, Any]) -> LLMatcher:
         """Return the compiled grammar; compile it at its first use."""
@@ -136,6 +178,15 @@ _BEYOND = {
     "memory": f"one that takes more than {MEMORY_BYTES >> 30} GiB to compile",
     "ended": "one that ends the process that compiles it; it may be nested too deeply",
 }
+
+
+def _within(masks: NDArray[np.uint32], vocabulary: int) -> NDArray[np.bool_]:
+    """Return whether masks [n, words] allow any of the first `vocabulary` tokens, bool [n]."""
+    whole, rest = divmod(vocabulary, _WORD)
+    kept = masks[:, : whole + 1].copy()
+    kept[:, whole:] &= (1 << rest) - 1
+    found: NDArray[np.bool_] = kept.any(axis=1)
+    return found
 
 
 def _bound(kept: dict[bytes, str] | dict[bytes, LLMatcher]) -> None:

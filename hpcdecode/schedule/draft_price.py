@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-_WEIGHT = 1 / 32  # of the newest step in the means
+_WEIGHT = 1 / 32  # of the newest step in the means, once there are as many
+_FIRST = 1  # steps that do not count: they take memory, and build what they need
 _SPREAD = 0.02  # of the rows of steps, as a share of their mean, from which on the cost of a row can be told
 _LONGEST = 4.0  # times the mean time that a step counts as at most; others share the machine
+_TRIED, _LEAST_TRIED = 8, 8  # rows that are tried to find out what they cost: one for so many sequences, and so many
 PROBE_STEPS = 64  # every so many steps some guesses are free, so that the cost of a row is known as it changes
 
 
@@ -25,18 +27,23 @@ class DraftPrice:
     def observe(self, seconds: float, rows: int, tokens: int) -> None:
         """Take note of a step without prompts, that had so many rows and gave so many tokens."""
         self._steps += 1
-        if self._steps == 1:
-            self._rows, self._seconds, self._tokens = float(rows), seconds, float(tokens)
+        count = self._steps - _FIRST
+        if count < 1:
             return
-        seconds = min(seconds, _LONGEST * self._seconds)
-        more, longer = rows - self._rows, seconds - self._seconds
-        self._rows += _WEIGHT * more
-        self._seconds += _WEIGHT * longer
-        self._tokens += _WEIGHT * (tokens - self._tokens)
-        self._variance = (1 - _WEIGHT) * (self._variance + _WEIGHT * more * more)
-        self._covariance = (1 - _WEIGHT) * (self._covariance + _WEIGHT * more * longer)
+        if count > 1:
+            seconds = min(seconds, _LONGEST * self._seconds)
+        more, longer, weight = rows - self._rows, seconds - self._seconds, max(1 / count, _WEIGHT)
+        self._rows += weight * more
+        self._seconds += weight * longer
+        self._tokens += weight * (tokens - self._tokens)
+        self._variance = (1 - weight) * (self._variance + weight * more * more)
+        self._covariance = (1 - weight) * (self._covariance + weight * more * longer)
         if self._variance > (_SPREAD * self._rows) ** 2:
             self._row_seconds = max(self._covariance / self._variance, 0.0)
+
+    def tried_rows(self, sequences: int) -> int:
+        """Return how many guesses a step has to find out what rows cost: none in every other one, to compare with."""
+        return (sequences // _TRIED + _LEAST_TRIED) * (self._steps % 2 == 0)
 
     @property
     def value(self) -> float | None:

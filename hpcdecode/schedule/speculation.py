@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hpcdecode.requests.ngrams import TokenHistory, following
+from hpcdecode._ops_cpu import Drafter, TokenHistory
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.schedule.draft_price import DraftPrice
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import MOST_DRAFTED_ROWS
 
-_NEWEST = 0.2  # weight of the newest drafted token in the share that is confirmed
-_TRIED, _LEAST_TRIED = 8, 8  # rows that are tried to find out what they cost: one for so many sequences, and so many
 _MARGIN = 1.25  # by which a guess must be worth more than its row: rows are dealt with one by one in Python, too
-_FORGETS = 0.02  # share by which a sequence's own goes back to that of all, each step
 
 
 class SettledDraft(NamedTuple):
@@ -47,7 +44,7 @@ class Speculation:
     def __init__(self, config: SpeculativeConfig | None, placement: Placement):
         self.config, self.placement, self.price = config, placement, DraftPrice()
         self.drafted = self.confirmed = 0
-        self._rate = 0.5  # of drafted tokens that are confirmed, of all sequences
+        self._drafter = None if config is None else _drafter(config)
         self._settled: dict[int, list[SettledDraft]] = {}  # by lane
 
     def draft(self, sequences: Sequence[SequenceState]) -> None:
@@ -56,7 +53,7 @@ class Speculation:
             return
         price, left = self.price.value, MOST_DRAFTED_ROWS
         if price is None:
-            price, left = 0.0, len(sequences) // _TRIED + _LEAST_TRIED
+            price, left = 0.0, self.price.tried_rows(len(sequences))
         ahead: dict[int, list[SequenceState]] = {}
         for sequence in sequences:
             sequence.draft.tokens = tokens = self._draft_of(self.config, sequence, price, left)
@@ -83,12 +80,8 @@ class Speculation:
         for sequence in sequences if self.config else ():
             draft = sequence.draft
             if not (count := len(draft.tokens)):
-                draft.rate += _FORGETS * (self._rate - draft.rate)
                 continue
             right = sequence.length - draft.length - 1
-            tried = min(right + 1, count)
-            draft.rate += (1 - (1 - _NEWEST) ** tried) * (right / tried - draft.rate)
-            self._rate += _FORGETS * (right / tried - self._rate)
             self.drafted += count
             self.confirmed += right
             draft.tokens = []
@@ -97,20 +90,24 @@ class Speculation:
 
     def _draft_of(self, config: SpeculativeConfig, sequence: SequenceState, price: float, most: int) -> list[int]:
         """Return the draft of a sequence, of at most `most` tokens."""
-        if sequence.beams is not None:
+        if sequence.beams is not None or _MARGIN * price >= 1:
             return []
         draft = sequence.draft
         if draft.history is None:
-            draft.history, draft.rate = TokenHistory(sequence.given_ids), self._rate
-        history = draft.history
-        history.extend(sequence.generated[len(history) - len(sequence.given_ids) :])
+            assert self._drafter is not None, "there is one with a configuration"
+            draft.history = TokenHistory(self._drafter, sequence.given_ids)
+        draft.history.extend(sequence.generated[len(draft.history) - len(sequence.given_ids) :])
         draft.length = sequence.length
         left = sequence.request.max_new_tokens - len(sequence.generated) - 1
-        count = min(config.num_speculative_tokens, left, most)
-        worth, chance = 0, draft.rate
-        while worth < count and chance > _MARGIN * price:
-            worth, chance = worth + 1, chance * draft.rate
-        return following(history.tokens, worth, config.prompt_lookup_min, config.prompt_lookup_max)
+        return draft.history.draft(min(config.num_speculative_tokens, left, most), _MARGIN * price)
+
+
+def _drafter(config: SpeculativeConfig) -> Drafter:
+    """Return what looks up the last tokens of sequences."""
+    if config.method == "ngram":
+        return Drafter(config.prompt_lookup_min, config.prompt_lookup_max, outputs=0, least=0.0)
+    outputs, least = config.suffix_decoding_max_cached_requests, config.suffix_decoding_min_token_prob
+    return Drafter(1, config.suffix_decoding_max_tree_depth, outputs, least)
 
 
 def is_right(sequence: SequenceState, place: int) -> bool:

@@ -12,10 +12,11 @@
 #include <optional>
 #include <tuple>
 
+#include "bind_drafts.h"
+#include "bind_draws.h"
 #include "bind_forms.h"
 #include "bind_products.h"
 #include "chain.h"
-#include "draw.h"
 #include "row_copies.h"
 
 namespace nb = nanobind;
@@ -59,19 +60,10 @@ std::vector<Rows> matrices_of(const RowCopies& copies, const std::vector<int64_t
     return found;
 }
 
-std::vector<int64_t> draw_rows(int64_t logits, int64_t row_bytes, Type type, int64_t vocabulary,
-                               const std::vector<int64_t>& rows, const std::vector<Draw>& draws, int threads,
-                               const std::string& isa) {
-    if (rows.size() != draws.size()) throw std::invalid_argument("draw: expected a draw for every row");
-    nb::gil_scoped_release unlocked;
-    const Rows all{reinterpret_cast<char*>(static_cast<intptr_t>(logits)), row_bytes};
-    return draw(all, type, vocabulary, rows, draws, threads, isa);
-}
-
 }  // namespace
 
 NB_MODULE(_ops_cpu, m) {
-    m.doc() = "What an S-rank computes on CPUs besides attention: GEMMs, fused element-wise kernels, sampling.";
+    m.doc() = "What an S-rank computes on CPUs besides attention: GEMMs, fused element-wise kernels, sampling, drafts.";
     nb::set_leak_warnings(false);  // objects may live until the interpreter ends
     nb::enum_<Type>(m, "Type", "The type of numbers in memory.")
         .value("float32", Type::f32)
@@ -109,6 +101,8 @@ NB_MODULE(_ops_cpu, m) {
         .value("mark", Op::mark)
         .value("fill", Op::fill);
 
+    bind_drafts(m);
+    bind_draws(m);
     bind_forms(m);
 
     nb::class_<Step>(m, "Step", "One element-wise operation of a fused kernel.")
@@ -206,38 +200,6 @@ Args:
         .def("together", &Chain::together, nb::arg("tokens"), nb::arg("threads"),
              "Return whether so many tokens go through as one block, as those must of which a sequence has several.")
         .def_prop_ro("tensors", &Chain::given, "Number of tensors of a call.");
-
-    nb::class_<Draw>(m, "Draw", "How the token of one row of logits is drawn.")
-        .def(
-            "__init__",
-            [](Draw* d, float temperature, float min_p, int64_t top_k, float top_p, double uniform) {
-                new (d) Draw{temperature, min_p, top_k, top_p, uniform};
-            },
-            nb::arg("temperature"), nb::arg("min_p"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("uniform"),
-            R"(Keep the sampling parameters of a row.
-
-Args:
-    temperature: Divisor of the logits, above 0.
-    min_p: Least probability relative to the largest, or 0 for all tokens.
-    top_k: Number of most likely tokens, or 0 for all.
-    top_p: Share of the most likely tokens, or 1 for all.
-    uniform: Random number in (0, 1).)");
-    m.def("draw", &draw_rows, nb::arg("logits"), nb::arg("row_bytes"), nb::arg("type"), nb::arg("vocabulary"),
-          nb::arg("rows"), nb::arg("draws"), nb::arg("threads"), nb::arg("isa"),
-          R"(Draw one token from some rows of logits.
-
-Args:
-    logits: Address of the logits, [., vocabulary].
-    row_bytes: Bytes from row to row.
-    type: float32 or bfloat16.
-    vocabulary: Number of tokens.
-    rows: Index of the row of every draw.
-    draws: Sampling parameters, one for each of rows.
-    threads: Number of OpenMP threads.
-    isa: Instruction set to use.
-
-Returns:
-    The token ids, one for each of draws.)");
 
     nb::class_<RowCopies>(m, "RowCopies", "Copies of a few rows of matrices side by side into memory, and back.")
         .def(

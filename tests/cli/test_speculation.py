@@ -11,7 +11,7 @@ from tests.support.commands import run
 from tests.support.worlds import contents
 
 FLAGS = ("--model", "demo", "--dtype", "float32", "--kv-memory", "64M", "--max-tokens", 48, "--logprobs", 0)
-GUESSES = ("--speculative-config", '{"num_speculative_tokens": 6, "prompt_lookup_min": 1}')
+GUESSES = ("--speculative-config", '{"num_speculative_tokens": 6}')
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_data_types_and_fused_steps_change_nothing(checkpoint, dtype, kv_dtype):
     prompts = [[5 + i * 7 % 30 for i in range(40 + 9 * row)] for row in range(3)]
     params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
     outputs, options = [], {"dtype": dtype, "kv_dtype": kv_dtype, "kv_memory": "32M"}
-    for speculative in (None, {"num_speculative_tokens": 6, "prompt_lookup_min": 1}):
+    for speculative in (None, {"num_speculative_tokens": 6}):
         llm = LLM(checkpoint("llama3"), speculative_config=speculative, **options)
         with guessing("lookup", {}):
             outputs.append([o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)])
@@ -77,7 +77,7 @@ def test_data_types_and_fused_steps_change_nothing(checkpoint, dtype, kv_dtype):
 
 def test_structured_outputs_and_stop_strings_end_where_they_should(checkpoint):
     made = []
-    for speculative in (None, {"prompt_lookup_min": 1}):
+    for speculative in (None, {"method": "ngram", "prompt_lookup_min": 1}):
         llm = LLM(checkpoint("llama3"), dtype="float32", kv_memory="32M", speculative_config=speculative)
         prompt = "import os import os import os"
         asked = [
@@ -101,7 +101,7 @@ def test_models_whose_states_cannot_go_back_are_refused(checkpoint, name):
 
 
 def test_settings_and_schedules_that_do_not_go_together_are_refused(checkpoint):
-    with pytest.raises(UserError, match="speculative_config: method: expected one of ngram, got 'draft_model'"):
+    with pytest.raises(UserError, match="speculative_config: method: expected one of suffix, ngram, got 'draft_model'"):
         LLM(checkpoint("llama3"), speculative_config={"method": "draft_model"})
     with pytest.raises(UserError, match="got --schedule fluid; leave one of them out"):
         EngineOptions(model="m", schedule="fluid", kv_swap=("host:1G",), speculative_config=EAGER).check()

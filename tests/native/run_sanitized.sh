@@ -4,7 +4,7 @@
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${1:-$root/build/sanitized}
-tests="kv_cache prefill state_store numa adapters chain experts products device device_race cuda_calls steady_calls"
+tests="kv_cache prefill state_store numa adapters chain drafts experts products device device_race cuda_calls steady_calls"
 [ -e "$build/CMakeCache.txt" ] || ! command -v ninja >/dev/null || export CMAKE_GENERATOR=Ninja
 cmake -S "$root" -B "$build" -DHPCDECODE_SANITIZE=ON -DHPCDECODE_PYTHON=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -DNDEBUG" >/dev/null

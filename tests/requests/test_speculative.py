@@ -8,7 +8,7 @@ from hpcdecode.requests.speculative import SpeculativeConfig
 
 
 def test_settings_are_given_as_text_dictionary_or_as_they_are():
-    made = SpeculativeConfig.of('{"method": "ngram", "num_speculative_tokens": 3}')
+    made = SpeculativeConfig.of('{"method": "suffix", "num_speculative_tokens": 3}')
     assert made == SpeculativeConfig.of({"num_speculative_tokens": 3}) == SpeculativeConfig(num_speculative_tokens=3)
     assert SpeculativeConfig.of(made) == made and SpeculativeConfig.of("{}") == SpeculativeConfig()
 
@@ -20,11 +20,14 @@ def test_settings_are_given_as_text_dictionary_or_as_they_are():
         ("[3]", "expected a JSON object"),
         ({"model": "draft"}, "unknown field `model`"),
         ({"num_speculative_tokens": "3"}, "Expected `int`, got `str`"),
-        ({"method": "eagle"}, "method: expected one of ngram, got 'eagle'"),
+        ({"method": "eagle"}, "method: expected one of suffix, ngram, got 'eagle'"),
         ({"num_speculative_tokens": 0}, r"num_speculative_tokens: expected an integer in \[1, 64\], got 0"),
         ({"num_speculative_tokens": 65}, "got 65"),
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "expected 1 <= min <= max, got 4 and 3"),
         ({"prompt_lookup_min": 0}, "got 0 and 5"),
+        ({"suffix_decoding_max_tree_depth": 0}, r"depth: expected an integer in \[1, 64\], got 0"),
+        ({"suffix_decoding_max_cached_requests": -1}, "requests: expected an integer of at least 0, got -1"),
+        ({"suffix_decoding_min_token_prob": 1.5}, r"prob: expected a number in \[0, 1\], got 1.5"),
     ],
 )
 def test_bad_settings(given, problem):

@@ -88,6 +88,13 @@ def test_a_grammar_wins_over_what_forbids_all_that_it_allows(llm):
     assert made(llm, {"choice": ["ok"]}, count=2, min_tokens=20, logit_bias={5: 3.0}, bad_words=("k",)) == ["ok"] * 2
 
 
+def allowed_after(tokenizer, matcher, ids, vocabulary=VOCAB):
+    """Whether each token may come after others."""
+    matcher.follow(ids)
+    (mask,) = tokenizer.grammars.allowed([matcher], vocabulary)
+    return np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)[:vocabulary]
+
+
 def test_allowed_tokens_are_those_that_lead_to_a_match(tokenizer):
     texts = [tokenizer.decode([token], False) for token in range(VOCAB)]
     numbers = [f"{n:0{width}}" for width in (1, 2) for n in range(10**width)]
@@ -97,7 +104,7 @@ def test_allowed_tokens_are_those_that_lead_to_a_match(tokenizer):
     for _ in range(20):
         matcher, ids, said = tokenizer.grammars.matcher({"regex": "(in|int|to)[0-9]{1,2}"}), [], ""
         while True:
-            allowed = np.flatnonzero(matcher.allowed(ids, VOCAB))
+            allowed = np.flatnonzero(allowed_after(tokenizer, matcher, ids))
             expected = {t for t in range(VOCAB) if t != EOS and texts[t] and said + texts[t] in begun}
             assert set(allowed) - {EOS} == expected
             assert (EOS in allowed) == (said in whole)
@@ -113,8 +120,8 @@ def test_a_continued_sequence_knows_what_it_has_said(tokenizer):
     ids = tokenizer.encode_texts(["abcde"], add_special_tokens=False)[0]
     stepwise, at_once = tokenizer.grammars.matcher(asked), tokenizer.grammars.matcher(asked)
     for count in range(len(ids) + 1):
-        last = stepwise.allowed(ids[:count], VOCAB)
-    assert (at_once.allowed(ids, VOCAB) == last).all() and 0 < last.sum() < VOCAB
+        last = allowed_after(tokenizer, stepwise, ids[:count])
+    assert (allowed_after(tokenizer, at_once, ids) == last).all() and 0 < last.sum() < VOCAB
     params = SamplingParams(structured_outputs=asked)
     prompt = Prompt(1, "1", [7], params, [Unfinished(1, 0, ids)])
     (sequence,) = start_request(prompt, 9, 0, Stops(frozenset([EOS]))).sequences
@@ -215,11 +222,11 @@ def test_a_grammar_beyond_the_bounds_costs_its_row_alone_and_once(tokenizer, pro
 def test_a_model_with_fewer_tokens_than_its_tokenizer(tokenizer):
     """Its rows follow their grammars with those that it has, and are told if none of them may come next."""
     asked = {"choice": ["yes"]}
-    whole = tokenizer.grammars.matcher(asked).allowed([], VOCAB)
+    whole = allowed_after(tokenizer, tokenizer.grammars.matcher(asked), [])
     first = int(whole.nonzero()[0][0])
     for tokens in (first + 1, VOCAB - 40, VOCAB - 1):
         matcher = tokenizer.grammars.matcher(asked)
-        assert np.array_equal(matcher.allowed([], tokens), whole[:tokens]) and matcher.problem is None
+        assert np.array_equal(allowed_after(tokenizer, matcher, [], tokens), whole[:tokens]) and matcher.problem is None
     matcher = tokenizer.grammars.matcher(asked)
-    matcher.allowed([], first)
+    allowed_after(tokenizer, matcher, [], first)
     assert matcher.problem == f"none of the model's {first} tokens may come next"

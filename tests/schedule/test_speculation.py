@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +73,7 @@ def test_they_help_in_part_where_room_counts_on_rows_that_end_one_after_the_othe
     assert tight.schedulers[0].speculation.confirmed > 0 and tight.now < least.now
 
 
-CONFIG = SpeculativeConfig(num_speculative_tokens=8, prompt_lookup_max=3, prompt_lookup_min=2)
+CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=8, prompt_lookup_max=3, prompt_lookup_min=2)
 
 
 def sequence_of(ids, generated, most=100):
@@ -121,15 +120,14 @@ def test_tokens_that_were_wrong_leave_the_kv_cache_with_the_next_plan():
 
 def test_guesses_that_fail_are_made_less_often_where_rows_cost_something():
     speculation, sequence = drafted(ids=[1, 2, 3, 4, 5, 6, 1, 2], generated=[3])
+    assert sequence.draft.tokens
     for step in range(1, 30):
         speculation.price.observe(0.001 * (4 + step % 3), 4 + step % 3, 4)
-        sequence.generated.append(50 + step)
-        speculation.settle([sequence])
-        sequence.draft.tokens = [1]
-        sequence.draft.length = sequence.length
-    assert speculation.price.value > 0.5 and sequence.draft.rate < 0.1
-    sequence.generated += [1, 2]
-    speculation.draft([sequence])
+        for token in (50 + step, 1, 2):  # nothing else that comes twice follows itself
+            sequence.generated.append(token)
+            speculation.settle([sequence])
+            speculation.draft([sequence])
+    assert speculation.price.value > 0.5 and speculation.confirmed == 0 < speculation.drafted < 30
     assert not sequence.draft.tokens
 
 
@@ -143,10 +141,9 @@ def test_drafts_of_many_sequences_have_no_more_rows_than_a_plan():
     assert sum(len(s.draft.tokens) for s in sequences) == 100 // 8 + 8  # what rows cost is not known yet
     for step in range(1, 10):
         speculation.price.observe(0.1, 100 + step, 100)
-    assert speculation.price.value == 0
+    assert speculation.price.value == 0 == speculation.price.tried_rows(9)
     speculation.draft(sequences)
     assert sum(len(s.draft.tokens) for s in sequences) == MOST_DRAFTED_ROWS
-    assert np.isclose(sequences[0].draft.rate, 0.5)
 
 
 def test_optimistic_rows_are_ahead_while_claims_have_room():

@@ -15,7 +15,7 @@ BODIES = [
 ]
 
 
-@pytest.mark.parametrize("speculative", [{"num_speculative_tokens": 6, "prompt_lookup_min": 1}])
+@pytest.mark.parametrize("speculative", [{"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1}])
 def test_answers_and_streams_are_those_without_guesses(checkpoint, speculative):
     found = []
     for config in (None, speculative):

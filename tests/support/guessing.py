@@ -18,13 +18,17 @@ from hpcdecode.engine.setup import require_truncation
 from hpcdecode.errors import UserError
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.requests.speculative import SpeculativeConfig
-from hpcdecode.schedule import speculation
 from hpcdecode.schedule.draft_price import DraftPrice
 from hpcdecode.schedule.speculation import Speculation
 
 GUESSES = ("lookup", "wild", "known")
 Known = dict[str, list[int]]  # what samples generate, by `name_of`
-EAGER = SpeculativeConfig(num_speculative_tokens=12, prompt_lookup_max=3, prompt_lookup_min=1)
+EAGER = SpeculativeConfig(
+    method="suffix",
+    num_speculative_tokens=12,
+    suffix_decoding_max_tree_depth=3,
+    suffix_decoding_min_token_prob=0,
+)
 
 
 class Guessed:
@@ -55,19 +59,23 @@ def name_of(line: int, sample: int) -> str:
 @contextmanager
 def guessing(how: str, known: Known) -> Iterator[None]:
     """Let guesses cost nothing; `wild` replaces some of their tokens, `known` takes most of them from what is known."""
-    draw, following, settle = np.random.default_rng(0), speculation.following, Speculation.settle
-    draft_of = Speculation._draft_of
+    draw, draft_of, settle = np.random.default_rng(0), Speculation._draft_of, Speculation.settle
 
-    def wild(tokens: np.ndarray, count: int, shortest: int, longest: int) -> list[int]:
-        found = following(tokens, count, shortest, longest)[: draw.integers(1, 12)]
-        found = found or tokens[: draw.integers(0, 4)].tolist()[:count]
+    def most_of(config: SpeculativeConfig, sequence: SequenceState, most: int) -> int:
+        left = sequence.request.max_new_tokens - len(sequence.generated) - 1
+        return min(config.num_speculative_tokens, left, most) if sequence.beams is None else 0
+
+    def wild(self: Speculation, config: SpeculativeConfig, sequence: SequenceState, *limits: float) -> list[int]:
+        found = draft_of(self, config, sequence, *limits)[: draw.integers(1, 12)]
+        tokens = [*sequence.given_ids, *sequence.generated]
+        found = found or tokens[: min(draw.integers(0, 4), max(most_of(config, sequence, limits[1]), 0))]
         return [token if draw.random() < 0.8 else int(draw.choice(tokens)) for token in found]
 
     def told(self: Speculation, config: SpeculativeConfig, sequence: SequenceState, *limits: float) -> list[int]:
         found = draft_of(self, config, sequence, *limits)
         whole = known.get(name_of(sequence.prompt.line, sequence.sample), [])
-        most = min(config.num_speculative_tokens, sequence.request.max_new_tokens - len(sequence.generated) - 1)
-        right = whole[len(sequence.generated) :][: draw.integers(0, most + 1) if sequence.beams is None else 0]
+        most = max(most_of(config, sequence, limits[1]), 0)
+        right = whole[len(sequence.generated) :][: draw.integers(0, most + 1)]
         return [token if draw.random() < 0.9 else token + 1 for token in right] or found
 
     def counted(self: Speculation, sequences: Sequence[SequenceState]) -> None:
@@ -77,8 +85,7 @@ def guessing(how: str, known: Known) -> Iterator[None]:
         Guessed.right += self.confirmed - before[1]
 
     with (
-        patch.object(speculation, "following", wild if how == "wild" else following),
-        patch.object(Speculation, "_draft_of", told if how == "known" else draft_of),
+        patch.object(Speculation, "_draft_of", {"wild": wild, "known": told}.get(how, draft_of)),
         patch.object(Speculation, "settle", counted),
         patch.object(DraftPrice, "value", 0.0),
     ):

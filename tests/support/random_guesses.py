@@ -21,7 +21,7 @@ class RandomGuesses(Speculation):
 
     def __init__(self, rate, next_token, placement):
         super().__init__(SpeculativeConfig(num_speculative_tokens=9), placement)
-        for rows in (8, 16):
+        for rows in (8, 8, 16):
             self.price.observe(0.1, rows, 8)  # rows cost nothing
         self._share, self._next_token, self._draw = rate, next_token, np.random.default_rng(0)
 

@@ -1,0 +1,127 @@
+#include "drafter.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace hpcdecode::ops {
+
+namespace {
+
+constexpr double kRemembered = 512;  // guesses of a kind; then half of them are forgotten
+constexpr uint32_t kNone = UINT32_MAX;
+
+// Returns how many of the numbers `above` are at most `value`.
+template <size_t N, class T>
+int step(const std::array<T, N>& above, T value) {
+    return static_cast<int>(std::count_if(above.begin(), above.end(), [&](T least) { return value >= least; }));
+}
+
+struct Vote {
+    int64_t token;
+    size_t agree, places;  // that have it, and that have any
+};
+
+// Returns the token that most places have, of several the first one's; those below 0 do not count.
+Vote vote(const std::vector<int64_t>& tokens) {
+    Vote won{-1, 0, 0};
+    for (const int64_t token : tokens) {
+        if (token < 0) continue;
+        ++won.places;
+        if (token == won.token) continue;
+        const auto agree = static_cast<size_t>(std::count(tokens.begin(), tokens.end(), token));
+        if (agree > won.agree) won = {token, agree, won.places};
+    }
+    return won;
+}
+
+}  // namespace
+
+int Chances::kind(bool others, int length, size_t places, size_t agree) {
+    const int long_enough = step<4, int>({2, 4, 8, 16}, length), many = step<4, size_t>({2, 3, 5, 12}, places);
+    const int sure = agree == places ? 4 : static_cast<int>(4 * agree / places);
+    return ((others * 5 + long_enough) * 5 + many) * 5 + sure;
+}
+
+void Chances::learn(int kind, bool right) {
+    Count& count = kinds_[kind];
+    count.right += right;
+    count.all += 1;
+    if (count.all >= kRemembered) count = {count.right / 2, count.all / 2};
+}
+
+Drafter::Drafter(const DraftSettings& given) : settings(given), outputs(given.shortest) {
+    if (given.longest < given.shortest) {
+        throw std::invalid_argument("Drafter: expected runs of at least " + std::to_string(given.shortest) +
+                                    " tokens, got " + std::to_string(given.longest));
+    }
+}
+
+TokenHistory::TokenHistory(std::shared_ptr<Drafter> drafter, const std::vector<int32_t>& given)
+    : drafter_(std::move(drafter)), own_(drafter_->settings.shortest) {
+    own_.extend(own_.begin(), given.data(), given.size());
+    if (drafter_->settings.outputs < 1) return;
+    output_ = drafter_->outputs.begin();
+    while (drafter_->outputs.kept() > static_cast<size_t>(drafter_->settings.outputs)) drafter_->outputs.drop_oldest();
+}
+
+void TokenHistory::extend(const std::vector<int32_t>& tokens) {
+    if (tokens.empty()) return;
+    for (Guesses& guesses : pending_) {
+        bool right = true;
+        for (size_t i = 0; right && i < std::min(guesses.size(), tokens.size()); ++i) {
+            right = guesses[i].token == tokens[i];
+            drafter_->chances.learn(guesses[i].kind, right);
+        }
+        guesses.clear();
+    }
+    own_.extend(0, tokens.data(), tokens.size());
+    if (drafter_->settings.outputs > 0) drafter_->outputs.extend(output_, tokens.data(), tokens.size());
+}
+
+std::vector<int32_t> TokenHistory::draft(int most, double least) {
+    if (most < 1) return {};
+    for (int others = 0; others < (drafter_->settings.outputs > 0 ? 2 : 1); ++others)
+        pending_[others] = guesses(others, most, least);
+    const auto chance = [](const Guesses& some) { return some.empty() ? 0 : some.front().chance; };
+    Guesses& best = pending_[chance(pending_[1]) > chance(pending_[0])];
+    std::vector<int32_t> tokens;
+    for (const Guess& guess : best) {
+        if (guess.chance <= least || guess.chance < drafter_->settings.least) break;
+        tokens.push_back(guess.token);
+    }
+    return tokens;
+}
+
+// Returns guesses from the tokens of the sequence itself or of others, up to the first one that is not worth it.
+TokenHistory::Guesses TokenHistory::guesses(bool others, int most, double least) const {
+    const Texts& texts = others ? drafter_->outputs : own_;
+    Runs runs = texts.longest_runs(own_.tokens(0), drafter_->settings.longest, others ? output_ : kNone);
+    Guesses made;
+    double chance = 1;
+    while (static_cast<int>(made.size()) < most && (made.empty() || chance > least)) {
+        std::vector<int64_t> next;
+        for (const Place& end : runs.ends) next.push_back(after(texts, end, made));
+        const Vote won = vote(next);
+        if (won.places == 0) break;
+        const int kind = Chances::kind(others, runs.length + static_cast<int>(made.size()), won.places, won.agree);
+        chance *= drafter_->chances.of(kind);
+        made.push_back({static_cast<int32_t>(won.token), kind, chance});
+        std::vector<Place> agreeing;
+        for (size_t i = 0; i < next.size(); ++i)
+            if (next[i] == won.token) agreeing.push_back(runs.ends[i]);
+        runs.ends.swap(agreeing);
+    }
+    return made;
+}
+
+// Returns the token that follows a run, behind those that were `made` of it; -1 at the end of what another generated.
+// A run that lies at the sequence's own end goes on with its guesses.
+int64_t TokenHistory::after(const Texts& texts, const Place& end, const Guesses& made) const {
+    const std::vector<int32_t>& tokens = texts.tokens(end.text);
+    const size_t position = end.position + 1 + made.size();
+    if (position < tokens.size()) return tokens[position];
+    return &texts == &own_ ? made[position - tokens.size()].token : -1;
+}
+
+}  // namespace hpcdecode::ops
