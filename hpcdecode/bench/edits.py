@@ -17,7 +17,7 @@ from hpcdecode.requests.params import SamplingParams
 
 MODULES = ("calendar", "difflib", "fractions", "heapq", "shlex", "statistics", "string", "textwrap")
 _SHORTEST, _LONGEST = 500, 1600  # characters of a function
-_ASKED = "Add type hints to this Python code, and print all of it again:\n\n```python\n{}\n```"
+ASKED = "Add type hints to this Python code, and print all of it again:\n\n```python\n{}\n```"
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Edits(Workload):
         if len(texts) < self.rows:
             raise UserError(f"--workload {self.name}: expected {self.rows} functions, found {len(texts)}")
         around = [[texts[(row + i) % len(texts)] for i in range(self.functions)] for row in range(self.rows)]
-        return _encoded(folder, tuple(_ASKED.format("\n\n".join(some)) for some in around))
+        return encoded(folder, tuple(ASKED.format("\n\n".join(some)) for some in around))
 
 
 @functools.cache
-def _encoded(folder: Path, asked: tuple[str, ...]) -> list[list[int]]:
-    """Return the token ids of messages by the tokenizer of a model's directory."""
+def encoded(folder: Path, asked: tuple[str, ...]) -> list[list[int]]:
+    """Return the token ids of messages by the tokenizer of a model, in the form of its chat template if it has one."""
     tokenizer = Tokenizer.load(str(folder))
     return [_ids(tokenizer, text) for text in asked]
 

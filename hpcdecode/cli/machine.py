@@ -60,6 +60,7 @@ def _add_bench(commands: Subcommands) -> None:
             "routes",
             "planner",
             "swap",
+            "guesses",
             "rotation",
             "e2e",
             "gpu",

@@ -39,7 +39,7 @@ NOT_RUN = {  # commands by the beginning of their text
 }
 BENCHES = {  # which take minutes
     *("attention", "prefill", "recurrent", "products", "exchange"),
-    *("pipeline", "routes", "e2e", "planner", "gpu", "accuracy", "swap", "rotation", "steps"),
+    *("pipeline", "routes", "e2e", "planner", "gpu", "accuracy", "swap", "rotation", "steps", "guesses"),
 }
 PLACEHOLDERS = {
     "PROMPTS": "prompts.jsonl",

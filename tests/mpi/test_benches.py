@@ -50,6 +50,15 @@ def test_ranks_are_calibrated_side_by_side(hpcdecode, tmp_path, checkpoint):
     assert result.returncode == 2 and "--r-ranks: expected 3, as profile.json was measured on" in result.stderr
 
 
+def test_guesses_change_no_token_of_their_benchmark(hpcdecode):
+    line = ("bench", "guesses", "--model", "demo", "--rows", 2, "--passes", 1, "--max-tokens", 12, "--json")
+    result = hpcdecode(*line)
+    assert result.returncode == 0, result.stderr
+    cases = json.loads(result.stdout)["cases"]
+    assert [c["case"] for c in cases[:3]] == [f"json, 2 rows, {way}" for way in ("no guesses", "suffix", "ngram")]
+    assert len(cases) == 6 and cases[0]["ratio"] == 1
+
+
 @pytest.mark.full
 def test_predictions_beside_jobs(hpcdecode, tmp_path):
     hpcdecode.environment["XDG_CACHE_HOME"] = str(tmp_path)
