@@ -96,6 +96,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_swap: Tiers, as `host:64G` or `nvme:/scratch:1T`, for rows that give up their room; for pages under `fluid`.
         gpu_memory: Most bytes of a GPU that a rank takes, KV cache included; None for the free ones.
         survive: Go on after the loss of R-ranks, with an MPI that supports it.
+        skip_tokenizer_init: Do without the model's tokenizer: prompts are token ids, and results have no text.
         reasoning_parser: What splits reasoning from content in finished texts; `auto` asks the chat template.
         tool_call_parser: What finds calls of tools in them, likewise.
     """
@@ -138,6 +139,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_swap: tuple[str, ...] = ()
     gpu_memory: int | None = None
     survive: bool = False
+    skip_tokenizer_init: bool = False
     reasoning_parser: str = "none"
     tool_call_parser: str = "none"
 
@@ -164,6 +166,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.speculative_config and self.schedule == "fluid":
             what = "expected a schedule that keeps KV caches in memory, got --schedule fluid; leave one of them out"
             raise UserError(f"--speculative-config: {what}", everywhere=True)
+        if self.skip_tokenizer_init and (self.reasoning_parser, self.tool_call_parser) != ("none", "none"):
+            what = "expected no --reasoning-parser and no --tool-call-parser, which split texts; leave them out"
+            raise UserError(f"--skip-tokenizer-init: {what}", everywhere=True)
         if self.swap_tiers and self.prefill_ranks:
             raise UserError("--kv-swap: expected it without --prefill-ranks, got both; leave one out", everywhere=True)
         if self.schedule == "fluid" and not self.swap_tiers:

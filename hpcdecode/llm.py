@@ -55,9 +55,9 @@ class LLM:
         prefill_tokens: Most prompt tokens in a step; None chooses.
         kv_memory: Memory of the KV cache, in bytes or as a size such as "8G"; None chooses.
         gpu_memory: Most memory of a GPU to take, likewise; None for what is free.
-        speculative_config: How tokens are guessed ahead, as `--speculative-config` takes it, such as
-            `{"num_speculative_tokens": 8}`; None for one token a step.
+        speculative_config: How tokens are guessed ahead, as `--speculative-config` takes it; None for no guesses.
         threads: Threads to compute with; None for one on each core of the process.
+        skip_tokenizer_init: Do without the model's tokenizer: prompts are token ids, and outputs have no text.
         reasoning_parser: What splits reasoning from content, as `--reasoning-parser` does.
         tool_call_parser: What finds calls of tools, as `--tool-call-parser` does.
 
@@ -84,6 +84,7 @@ class LLM:
         gpu_memory: int | str | None = None,
         speculative_config: dict[str, Any] | SpeculativeConfig | None = None,
         threads: int | None = None,
+        skip_tokenizer_init: bool = False,
         reasoning_parser: str = "none",
         tool_call_parser: str = "none",
     ):
@@ -104,6 +105,7 @@ class LLM:
             kv_memory=parse_bytes(kv_memory) if isinstance(kv_memory, str) else kv_memory,
             gpu_memory=parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory,
             speculative_config=None if speculative_config is None else _speculation(speculative_config),
+            skip_tokenizer_init=skip_tokenizer_init,
             reasoning_parser=reasoning_parser,
             tool_call_parser=tool_call_parser,
         ).check()
@@ -269,7 +271,9 @@ class LLM:
         return self._outputs(rows, sampling_params, use_tqdm)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer of transformers that prompts are encoded with."""
+        """Return the tokenizer of transformers that prompts are encoded with, or raise UserError if it is skipped."""
+        if self._engine.options.skip_tokenizer_init:
+            raise UserError("get_tokenizer: expected a model with a tokenizer, got skip_tokenizer_init")
         return self._engine.tokenizer.backend
 
     def __repr__(self) -> str:

@@ -91,6 +91,8 @@ def _add_rows(group: Group) -> None:
     help = "input columns that go along into the results: all, none, or names (default: all, or as an earlier run of "
     help += "the job); prompt is the prompt's text"
     add("--keep-columns", type=parsed(parse_names), metavar="NAME[,NAME...]", help=help)
+    help = "do without the model's tokenizer, which it need not have: rows have prompt_token_ids, results no texts"
+    add("--skip-tokenizer-init", action="store_true", help=help)
     add("--limit", type=int, metavar="N", help="take only the first N rows")
     help = "take only rows whose line modulo N is I; hpcdecode merge joins the results"
     add("--shard", type=parsed(Shard.parse), metavar="I/N", help=help)

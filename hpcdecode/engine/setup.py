@@ -158,7 +158,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
                 "--compile: expected S-ranks on GPUs, got cpu, where slices are compiled in any case; leave it out"
             )
         assert model is None or team.me.parts == 1, "a model that is given is whole: expected no members"
-        tokenizer = Tokenizer.load(options.model)
+        tokenizer = Tokenizer.load(options.model, skip=options.skip_tokenizer_init)
         parsers = tokenizer.parse_output(options.reasoning_parser, options.tool_call_parser)
         if team.lead and AUTO in (options.reasoning_parser, options.tool_call_parser):
             logger.info("reasoning parser {}, tool-call parser {}".format(*parsers))

@@ -140,7 +140,11 @@ def _mean_rows(job: Job, ranks: int) -> MeanRows | None:
     )
     most = min(LOOKAHEAD * ranks, _MOST_COUNTED)
     seen = list(islice(rows, most))
-    first = [p for p in tokenized(seen[:LOOKAHEAD], Tokenizer.load(job.model), _NO_LIMIT) if isinstance(p, Prompt)]
+    first = [
+        p
+        for p in tokenized(seen[:LOOKAHEAD], Tokenizer.load(job.model, skip=job.skip_tokenizer_init), _NO_LIMIT)
+        if isinstance(p, Prompt)
+    ]
     if not first:
         return MeanRows(1, 1, 1)
     return _means(first, _NO_LIMIT, len(seen) if len(seen) < most else None)

@@ -109,6 +109,8 @@ def _lengths(job: Job, groups: int) -> lengths.Lengths | None:
         quiet=True,  # the rows are read again
         adapters=tuple(job.adapters),
     )
-    some = tokenized(islice(rows, 2 * LOOKAHEAD * groups), Tokenizer.load(job.model), _NO_LIMIT)
+    some = tokenized(
+        islice(rows, 2 * LOOKAHEAD * groups), Tokenizer.load(job.model, skip=job.skip_tokenizer_init), _NO_LIMIT
+    )
     found = [(len(p.token_ids), new_tokens(p, _NO_LIMIT)) for p in some if isinstance(p, Prompt)]
     return lengths.of(*zip(*found, strict=True)) if found else None

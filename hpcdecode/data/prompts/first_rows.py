@@ -14,8 +14,9 @@ from hpcdecode.data.prompts.hints import columns_hint
 from hpcdecode.data.prompts.kept import ALL, KeptColumns, Selection
 from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.data.prompts.row_template import SOURCES, RowTemplate
-from hpcdecode.data.prompts.rows import Row, RowError, RowReader, row_fields
+from hpcdecode.data.prompts.rows import Row, RowError, RowReader, row_error, row_fields
 from hpcdecode.data.prompts.standard_input import FarEnough, looking_ahead
+from hpcdecode.data.prompts.vocabulary import NO_TOKENIZER
 from hpcdecode.errors import RowProblem, UserError
 
 FIRST_ROWS = 100  # that are read at most
@@ -80,6 +81,8 @@ class _FoundRows:
     def usable(self, raw: RawRow) -> bool:
         """Return whether there is no need to look further: the row can be used, or there is too much to look at."""
         row = self._reader.read(raw, self._job.params)
+        if isinstance(row, Row) and self._job.skip_tokenizer_init and row.prompt_token_ids is None:
+            row = row_error(row.line, row.id, RowProblem(f"expected {NO_TOKENIZER}"))
         if isinstance(row, Row):
             return True
         self.errors.append(row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hpcdecode.data.prompts.chat import ChatTemplate
 from hpcdecode.data.prompts.kept import KeptColumns
@@ -13,9 +13,9 @@ from hpcdecode.data.prompts.room import require_room, room_for_prompt
 from hpcdecode.data.prompts.rows import Row, RowError, row_error
 from hpcdecode.data.prompts.targets import scored_prompt
 from hpcdecode.data.prompts.thinking import check_budget, thinking_of
-from hpcdecode.data.prompts.vocabulary import eos_of, load_backend, require_files, template_of
+from hpcdecode.data.prompts.vocabulary import NoTokenizer, eos_of, load_backend, require_files, template_of
 from hpcdecode.errors import RowProblem, UserError, first_line
-from hpcdecode.model.frontend.config import stated_config
+from hpcdecode.model.frontend.config import read_config, stated_config
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.requests.output_parser import NONE, OutputParser, chosen_parsers
 from hpcdecode.requests.params import SamplingParams
@@ -35,7 +35,7 @@ class Tokenizer:
     """A model's tokenizer. It works offline and never runs code from the model's directory.
 
     Attributes:
-        backend: The tokenizer of transformers.
+        backend: The tokenizer of transformers, or NoTokenizer, with which rows are token ids and texts are empty.
         eos_token_ids: End-of-sequence tokens.
         vocab_size: Token ids are in [0, vocab_size). It is the model's if config.json states it, else the tokenizer's.
         grammars: Compiles the grammars that rows ask for.
@@ -53,13 +53,22 @@ class Tokenizer:
         self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}  # of the last row
 
     @classmethod
-    def load(cls, model_dir: str | os.PathLike[str]) -> Tokenizer:
+    def load(cls, model_dir: str | os.PathLike[str], *, skip: bool = False) -> Tokenizer:
         """Load the tokenizer of a model directory.
+
+        Args:
+            model_dir: Directory or GGUF file.
+            skip: Whether to do without it.
 
         Raises:
             UserError: Files are missing or broken, or need code of their own.
         """
         folder = model_folder(model_dir)
+        if skip:
+            config = stated_config(folder)
+            vocab_size = int(config.get("vocab_size") or read_config(folder).get_text_config().vocab_size)
+            none = cast("Backend", NoTokenizer())
+            return cls(none, eos_of(folder, config, none, vocab_size), vocab_size)
         require_files(folder)
         config = stated_config(folder)
         try:
@@ -176,6 +185,8 @@ class Tokenizer:
             for token in getattr(params, name):
                 if token >= self.vocab_size:
                     raise RowProblem(f"{name}: expected token ids in [0, {self.vocab_size}), got {token}")
+        if params.stop and isinstance(self.backend, NoTokenizer):
+            raise RowProblem("stop: expected no texts, by --skip-tokenizer-init; use stop_token_ids")
         check_budget(params, self.output_parser)
         if params.structured_outputs is not None:
             self.grammars.check(params.structured_outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,28 @@ VOCABULARY_FILES = (
     ("tekken.json",),
 )
 
+NO_TOKENIZER = "prompt_token_ids, as there is no tokenizer with --skip-tokenizer-init"
+
 # What AutoTokenizer reads of a config. The class of all configs refuses rotary scaling, as it has no length to scale.
 OF_TOKENIZERS = ("model_type", "model_name", "tokenizer_class", "architectures", "auto_map")
+
+
+class NoTokenizer:
+    """Stands for the tokenizer of a model that does without one. It has what hpcdecode uses of transformers'."""
+
+    chat_template = bos_token_id = eos_token_id = None
+    all_special_tokens: Sequence[str] = ()
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        """Refuse texts."""
+        raise ValueError(f"expected {NO_TOKENIZER}")
+
+    def __len__(self) -> int:
+        return 0
+
+    def decode(self, ids: list[int], **options: Any) -> str:
+        """Return an empty text."""
+        return ""
 
 
 def load_backend(folder: Path) -> Backend:
@@ -75,7 +95,10 @@ def require_files(folder: Path) -> None:
         raise UserError(f"model {folder}: expected a directory with a Hugging Face model, found none")
     if not any(all((folder / name).is_file() for name in group) for group in VOCABULARY_FILES):
         expected = ", or ".join(" and ".join(group) for group in VOCABULARY_FILES)
-        raise UserError(f"tokenizer of {folder}: expected {expected}, found none; copy the tokenizer's files there")
+        raise UserError(
+            f"tokenizer of {folder}: expected {expected}, found none; copy the tokenizer's files there, or generate "
+            "from prompt_token_ids with --skip-tokenizer-init"
+        )
 
 
 def eos_of(folder: Path, config: dict[str, Any], backend: Backend, vocab_size: int) -> frozenset[int]:

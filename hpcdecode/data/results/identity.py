@@ -53,12 +53,12 @@ def identity(
         "kv_dtype": kv_dtype,
         "weights": job.weights,
     }
-    if tuple(keep_columns) != NONE:  # left out else, as in results of earlier versions, as is the next one
+    if tuple(keep_columns) != NONE:  # left out else, as in results of earlier versions, as are the next ones
         about[_KEPT] = sorted(keep_columns)
-    for name in ("prompt_template", "messages_template", "system_prompt", "chat", "score"):  # as this
+    for name in ("prompt_template", "messages_template", "system_prompt", "chat", "score", "skip_tokenizer_init"):
         if getattr(job, name):
             about[name] = getattr(job, name)
-    for name in ("reasoning_parser", "tool_call_parser"):  # and these
+    for name in ("reasoning_parser", "tool_call_parser"):
         if getattr(job, name) != NO_PARSER:
             about[name] = getattr(job, name)
     if job.mamba_ssm_cache_dtype not in (None, "float32"):
