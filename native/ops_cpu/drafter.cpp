@@ -57,12 +57,21 @@ Drafter::Drafter(const DraftSettings& given) : settings(given), outputs(given.sh
     }
 }
 
+uint32_t Drafter::begin() {
+    if (settings.outputs < 1) return kNone;
+    if (outputs.kept() == static_cast<size_t>(settings.outputs)) outputs.drop_oldest();
+    return outputs.begin();
+}
+
+void Drafter::extend(uint32_t output, const std::vector<int32_t>& tokens) {
+    outputs.extend(output, tokens.data(), tokens.size());
+    while (outputs.size() > static_cast<size_t>(settings.output_tokens)) outputs.drop_oldest();
+}
+
 TokenHistory::TokenHistory(std::shared_ptr<Drafter> drafter, const std::vector<int32_t>& given)
     : drafter_(std::move(drafter)), own_(drafter_->settings.shortest) {
     own_.extend(own_.begin(), given.data(), given.size());
-    if (drafter_->settings.outputs < 1) return;
-    output_ = drafter_->outputs.begin();
-    while (drafter_->outputs.kept() > static_cast<size_t>(drafter_->settings.outputs)) drafter_->outputs.drop_oldest();
+    output_ = drafter_->begin();
 }
 
 void TokenHistory::extend(const std::vector<int32_t>& tokens) {
@@ -76,7 +85,7 @@ void TokenHistory::extend(const std::vector<int32_t>& tokens) {
         guesses.clear();
     }
     own_.extend(0, tokens.data(), tokens.size());
-    if (drafter_->settings.outputs > 0) drafter_->outputs.extend(output_, tokens.data(), tokens.size());
+    drafter_->extend(output_, tokens);
 }
 
 std::vector<int32_t> TokenHistory::draft(int most, double least) {

@@ -18,6 +18,7 @@ struct DraftSettings {
     int shortest, longest;  // run of last tokens that is looked up
     int64_t outputs;        // most outputs of sequences that others look up; 0: each looks up its own tokens alone
     double least;           // chance of a guess that is ever made
+    int64_t output_tokens = 1 << 22;  // most tokens of these outputs
 };
 
 // How often guesses of each kind have been right.
@@ -42,6 +43,12 @@ class Chances {
 struct Drafter {
     // Throws std::invalid_argument if not 1 <= shortest <= longest.
     explicit Drafter(const DraftSettings& settings);
+
+    // Begins what a sequence generates, and returns its number.
+    uint32_t begin();
+
+    // Takes tokens that a sequence has generated. The oldest outputs are dropped if there are too many.
+    void extend(uint32_t output, const std::vector<int32_t>& tokens);
 
     const DraftSettings settings;
     Texts outputs;

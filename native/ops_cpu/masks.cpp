@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
+#include <string>
 
 #include "team.h"
 
@@ -51,6 +53,10 @@ struct Work {
 
 void keep_allowed(const Rows& logits, int64_t vocabulary, const std::vector<int64_t>& rows, const uint32_t* masks,
                   int64_t words, int threads) {
+    if (words * kBits < vocabulary) {
+        throw std::invalid_argument("masks: expected those of at least " + std::to_string(vocabulary) +
+                                    " tokens, got " + std::to_string(words * kBits));
+    }
     Work all{logits, vocabulary, rows, masks, words};
     const auto work = [](void* data, int part, int parts) { static_cast<const Work*>(data)->part(part, parts); };
     run_team(threads, static_cast<int>(rows.size()), work, &all);

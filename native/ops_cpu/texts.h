@@ -32,8 +32,9 @@ class Texts {
     // Drops the oldest text, of which there must be one.
     void drop_oldest();
 
-    // Returns how many texts are kept.
+    // Returns how many texts are kept, and how many tokens they have in all.
     size_t kept() const { return texts_.size(); }
+    size_t size() const { return count_; }
 
     // Returns the tokens of a text; none if it was dropped.
     const std::vector<int32_t>& tokens(uint32_t text) const;

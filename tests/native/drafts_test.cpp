@@ -84,6 +84,9 @@ void test_drafts(const DraftSettings& settings) {
         more.push_back(below(9));
         own.extend(more);
         CHECK(own.size() == before + more.size(), "%zu tokens", own.size());
+        const Texts& outputs = drafter->outputs;
+        CHECK(static_cast<int64_t>(outputs.kept()) <= settings.outputs, "%zu outputs", outputs.kept());
+        CHECK(static_cast<int64_t>(outputs.size()) <= settings.output_tokens, "%zu tokens kept", outputs.size());
         if (below(20) == 0) sequences.erase(sequences.begin());
     }
 }
@@ -107,7 +110,8 @@ int main() {
         const int shortest = 1 + below(3), texts = 1 + below(4);
         test_runs(shortest, shortest + below(5), texts, below(texts));
     }
-    for (const int64_t outputs : {0, 1, 3, 100}) test_drafts({1 + below(2), 2 + below(4), outputs, 0.05});
+    for (const int64_t outputs : {0, 1, 3, 100})
+        for (const int64_t most : {30, 300, 100000}) test_drafts({1 + below(2), 2 + below(4), outputs, 0.05, most});
     test_refused();
     return report("drafts");
 }

@@ -19,6 +19,11 @@ def kept(row, allowed):
     return row
 
 
+def test_masks_have_all_tokens_of_the_logits():
+    with pytest.raises(ValueError, match="expected those of at least 65 tokens, got 64"):
+        keep_allowed(torch.zeros(1, 65), [0], np.zeros((1, 2), np.uint32))
+
+
 @pytest.mark.parametrize("by_torch", [False, True])
 @pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 500])
 def test_only_allowed_tokens_are_left_and_equally_likely_if_they_were_forbidden(vocabulary, by_torch):

@@ -115,6 +115,24 @@ def test_allowed_tokens_are_those_that_lead_to_a_match(tokenizer):
         assert said in whole
 
 
+def test_masks_of_several_rows_are_those_of_each_alone_on_threads_too(tokenizer):
+    ids = [tokenizer.encode_texts([text], add_special_tokens=False)[0] for text in ("ab", "in", "a", "int1", "f")]
+    ids += [[], ids[0]]
+    asked = [{"regex": "[a-f]{1,9}"}, {"regex": "(in|int|to)[0-9]{1,2}"}]
+    kinds = [0, 1, 0, 1, 0, 1, 1]  # the last one cannot be followed
+    found = []
+    for threads in (1, 4):
+        matchers = [tokenizer.grammars.matcher(asked[kind]) for kind in kinds]
+        for matcher, own in zip(matchers, ids, strict=True):
+            matcher.follow(own)
+        found.append(tokenizer.grammars.allowed(matchers, VOCAB, threads))
+        assert [matcher.problem is None for matcher in matchers] == [True] * 6 + [False]
+    alone = [allowed_after(tokenizer, tokenizer.grammars.matcher(asked[k]), i) for k, i in zip(kinds, ids, strict=True)]
+    assert np.array_equal(found[0], found[1])
+    for mask, expected in zip(found[0][:6], alone, strict=False):
+        assert np.array_equal(np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB].astype(bool), expected)
+
+
 def test_a_continued_sequence_knows_what_it_has_said(tokenizer):
     asked = {"regex": "[a-f]{4,9}"}
     ids = tokenizer.encode_texts(["abcde"], add_special_tokens=False)[0]
