@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> Report:
     cases: list[Case] = []
     every: list[Round] = []
     for name in args.workload:
-        rounds = [play(site, contenders, _WORKLOADS[name]) for _ in range(args.runs)]
+        rounds = [play(site, contenders, _WORKLOADS[name], turn) for turn in range(args.runs)]
         cases += compare(site, contenders, _WORKLOADS[name], rounds)
         every += rounds
     if args.startup:
@@ -137,8 +137,8 @@ def run(args: argparse.Namespace) -> Report:
     return {"bench": "e2e", "machine": {**machine(), **limits}, "cases": cases}
 
 
-def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload) -> Round:
-    """Run one round.
+def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload, turn: int) -> Round:
+    """Run one round, of which another contender is the first in every turn.
 
     Raises:
         UserError: If a contender does not do the same work.
@@ -147,14 +147,17 @@ def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload) -> 
     best = ideal(site.shape, [len(ids) for ids in site.prompts(workload)], workload.new, limits)
     gflops = 2 * PREFILL_TOKENS * site.shape.layer_weights / limits.body[PREFILL_TOKENS] / 1e9
     _say(f"{workload.name}: {gflops:.0f} GFLOP/s, {limits.read / 1e9:.1f} GB/s, ideal {best.seconds:.2f} s")
-    runs: list[MeasuredRun] = []
-    for contender in contenders:
-        runs.append(contender.run(workload))
-        _require_same_work(contender.name, workload, runs[-1], runs[0], _AGREEMENT[site.weights])
+    found: dict[str, MeasuredRun] = {}
+    first = turn % len(contenders)
+    for contender in (*contenders[first:], *contenders[:first]):
+        found[contender.name] = own = contender.run(workload)
         _say(
-            f"{workload.name}: {contender.name} {runs[-1].seconds:.2f} s (prefill {runs[-1].prefill_seconds:.2f} s), "
-            f"{best.seconds / runs[-1].seconds:.0%} of the ideal"
+            f"{workload.name}: {contender.name} {own.seconds:.2f} s (prefill {own.prefill_seconds:.2f} s), "
+            f"{best.seconds / own.seconds:.0%} of the ideal"
         )
+    runs = [found[contender.name] for contender in contenders]
+    for contender, own in zip(contenders, runs, strict=True):
+        _require_same_work(contender.name, workload, own, runs[0], _AGREEMENT[site.weights])
     return Round(gflops, limits.read / 1e9, best, runs)
 
 
