@@ -193,13 +193,9 @@ def add_speculation(group: Group) -> None:
     help = (
         "guess the tokens that may follow a sequence, and confirm several of them in one step, with the same results: "
     )
-    help += (
-        f"a JSON object with method ({usual.method}, which continues what the prompt or any row's text has, or ngram, "
-    )
-    help += (
-        f"the row's own alone), num_speculative_tokens ({usual.num_speculative_tokens}) and other settings of these. "
-    )
-    help += "Steps that would take longer have fewer guesses"
+    help += f"a JSON object with method ({usual.method}, which continues what the prompt or any row's text has, or "
+    help += f"ngram, the row's own alone), num_speculative_tokens ({usual.num_speculative_tokens}) and settings of "
+    help += "these. Steps that would take longer have fewer guesses"
     group.add_argument("--speculative-config", type=parsed(SpeculativeConfig.of), metavar="JSON", help=help)
 
 

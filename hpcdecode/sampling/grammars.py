@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-_WORD = 32  # bits of a mask's word
+MASK_BITS = 32  # of a mask's word
 _MANY_THREADS = 4  # from which on llguidance's own are of use: those of the step before may still spin
 _KEPT = 64  # compiled grammars, and as many that cannot be compiled
 _COMMAND = ("-m", "hpcdecode.sampling.grammar_process")
@@ -83,7 +83,7 @@ class Grammars:
             Masks, uint32 [n, words]: bit i % 32 of word i // 32 is set if token i may come.
         """
         assert self._tokenizer is not None, "matchers have a tokenizer"
-        masks = np.zeros((len(matchers), -(-self._tokenizer.vocab_size // _WORD)), np.uint32)
+        masks = np.zeros((len(matchers), -(-self._tokenizer.vocab_size // MASK_BITS)), np.uint32)
         if threads >= _MANY_THREADS and len(matchers) > 1:
             places = [(matcher.state, place) for place, matcher in enumerate(matchers)]
             self._executor_of(threads).unsafe_compute_mask_ptr(places, masks.ctypes.data, masks[0].nbytes, len(masks))
@@ -182,7 +182,7 @@ _BEYOND = {
 
 def _within(masks: NDArray[np.uint32], vocabulary: int) -> NDArray[np.bool_]:
     """Return whether masks [n, words] allow any of the first `vocabulary` tokens, bool [n]."""
-    whole, rest = divmod(vocabulary, _WORD)
+    whole, rest = divmod(vocabulary, MASK_BITS)
     kept = masks[:, : whole + 1].copy()
     kept[:, whole:] &= (1 << rest) - 1
     found: NDArray[np.bool_] = kept.any(axis=1)

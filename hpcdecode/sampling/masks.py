@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcdecode import _ops_cpu
+from hpcdecode.sampling.grammars import MASK_BITS
 from hpcdecode.system.uploads import upload
 
 _FORBIDDEN = float("-inf")
-_WORD = 32  # bits
 
 
 def keep_allowed(logits: Tensor, rows: Sequence[int], masks: NDArray[np.uint32]) -> None:
@@ -34,7 +34,7 @@ def keep_allowed(logits: Tensor, rows: Sequence[int], masks: NDArray[np.uint32])
 
 def keep_allowed_by_torch(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
     """Do the same on any device, with rows int64 [m] and masks int32 [m, words] there."""
-    bits = torch.arange(_WORD, device=logits.device, dtype=torch.int32)
+    bits = torch.arange(MASK_BITS, device=logits.device, dtype=torch.int32)
     allowed = (masks.unsqueeze(2) >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
     own = logits.index_select(0, rows).masked_fill_(~allowed, _FORBIDDEN)
     own.masked_fill_(allowed & (own.amax(dim=1, keepdim=True) == _FORBIDDEN), 0.0)

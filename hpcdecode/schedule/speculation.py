@@ -54,6 +54,8 @@ class Speculation:
         price, left = self.price.value, MOST_DRAFTED_ROWS
         if price is None:
             price, left = 0.0, self.price.tried_rows(len(sequences))
+        if not left or _MARGIN * price >= 1:
+            return
         ahead: dict[int, list[SequenceState]] = {}
         for sequence in sequences:
             sequence.draft.tokens = tokens = self._draft_of(self.config, sequence, price, left)
@@ -90,7 +92,7 @@ class Speculation:
 
     def _draft_of(self, config: SpeculativeConfig, sequence: SequenceState, price: float, most: int) -> list[int]:
         """Return the draft of a sequence, of at most `most` tokens."""
-        if sequence.beams is not None or _MARGIN * price >= 1:
+        if sequence.beams is not None:
             return []
         draft = sequence.draft
         if draft.history is None:
