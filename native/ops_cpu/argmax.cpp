@@ -22,7 +22,6 @@ struct Argmax::Call {
     int64_t rows;
     const ScreenedRows& x;
     const ScreenedWeights& weight;
-    const std::vector<Candidate>* candidates;
 };
 
 // The results of a thread, by row: a lower bound of the largest output, the largest computed output and its index.
@@ -50,35 +49,21 @@ bool Argmax::offered(Type in, Type out, const std::string& isa) {
 
 double Argmax::run(int64_t rows, const ScreenedRows& x, const ScreenedWeights& weight, int64_t* ids, float* values,
                    int threads) const {
+    const Call call{rows, x, weight};
     std::vector<Member> members(threads);
-    struct Work {
-        const Argmax* argmax;
-        Call call;
-        std::vector<Member>& members;
-    } work{this, {rows, x, weight, nullptr}, members};
-    run_team(
-        threads, threads,
-        [](void* data, int member, int members) {
-            Work& w = *static_cast<Work*>(data);
-            w.argmax->screen(w.call, w.members[member], member, members);
-        },
-        &work);
+    const auto screen_own = [&](int part, int parts) { screen(call, members[part], part, parts); };
+    run_team(threads, threads, screen_own);
     const std::vector<Candidate> left = candidates(members, rows);
-    work.call.candidates = &left;
     for (Member& member : members) {
         member.values.assign(rows, -HUGE_VALF);
         member.ids.assign(rows, 0);
     }
-    run_team(
-        threads, threads,
-        [](void* data, int member, int members) {
-            Work& w = *static_cast<Work*>(data);
-            const auto& all = *w.call.candidates;
-            const auto count = static_cast<int64_t>(all.size());
-            w.argmax->compare(w.call, w.members[member], all.data() + share(count, member, members),
-                              all.data() + share(count, member + 1, members));
-        },
-        &work);
+    const auto compare_own = [&](int part, int parts) {
+        const auto count = static_cast<int64_t>(left.size());
+        compare(call, members[part], left.data() + share(count, part, parts),
+                left.data() + share(count, part + 1, parts));
+    };
+    run_team(threads, threads, compare_own);
     for (int64_t r = 0; r < rows; ++r) {
         const auto best = std::max_element(members.begin(), members.end(),
                                            [r](const Member& a, const Member& b) { return a.values[r] < b.values[r]; });

@@ -6,6 +6,7 @@
 
 #include "gguf_blocks.h"
 #include "own_blocks.h"
+#include "packed_weights.h"
 #include "team.h"
 
 namespace hpcdecode::ops {
@@ -87,14 +88,8 @@ struct Work {
 }  // namespace
 
 void pack_blocks(const Blocks& weight, const float* bias, char* out, int threads) {
-    Work work{weight, bias, out};
-    const auto pack = [](void* data, int member, int members) {
-        const Work& w = *static_cast<const Work*>(data);
-        const int64_t panels = (static_cast<int64_t>(w.weight.rows.size()) + kPanel - 1) / kPanel;
-        for (int64_t p = share(panels, member, members); p < share(panels, member + 1, members); ++p)
-            w.panel_of_type(p);
-    };
-    run_team(threads, threads, pack, &work);
+    const Work work{weight, bias, out};
+    run_shares(threads, panels_of(weight.rows.size()), [&](int64_t p) { work.panel_of_type(p); });
 }
 
 }  // namespace hpcdecode::ops

@@ -124,16 +124,10 @@ void Chain::run(int64_t tokens, int threads, const std::vector<Rows>& given, Row
     for (int g = 0; g < most; ++g) held[g].memory = aligned + g * of_a_group;
     std::atomic<int64_t> next{0};
 
-    struct Work {
-        const Chain* chain;
-        Call call;
-    } work{this, {given.data(), tokens, of_a_block, held.get(), &next, attention}};
-    const auto enter = [](void* data, int thread, int threads) {
-        const Work& w = *static_cast<const Work*>(data);
-        w.chain->join_group(w.call, thread, threads);
-    };
+    const Call call{given.data(), tokens, of_a_block, held.get(), &next, attention};
+    const auto join = [&](int thread, int threads) { join_group(call, thread, threads); };
     if (attends_) attention->begin(tokens, threads);
-    run_team(threads, useful, enter, &work);
+    run_team(threads, useful, join);
     if (attends_) attention->end();
 }
 

@@ -167,31 +167,19 @@ class Row {
     std::vector<float> most_;   // the largest weight of a block
 };
 
-struct Work {
-    const KernelTable& table;
-    const Rows& logits;
-    Type type;
-    int64_t vocabulary;
-    const std::vector<int64_t>& rows;
-    const std::vector<Draw>& draws;
-    std::vector<int64_t>& tokens;
-
-    void part(int part, int parts) const {
-        Row row(table, vocabulary);
-        const int64_t count = static_cast<int64_t>(rows.size());
-        for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i)
-            tokens[i] = row.draw(logits.data + rows[i] * logits.row_bytes, type, draws[i]);
-    }
-};
-
 }  // namespace
 
 std::vector<int64_t> draw(const Rows& logits, Type type, int64_t vocabulary, const std::vector<int64_t>& rows,
                           const std::vector<Draw>& draws, int threads, const std::string& isa) {
     std::vector<int64_t> tokens(draws.size());
-    Work all{kernels_for(isa), logits, type, vocabulary, rows, draws, tokens};
-    const auto work = [](void* data, int part, int parts) { static_cast<const Work*>(data)->part(part, parts); };
-    run_team(threads, static_cast<int>(draws.size()), work, &all);
+    const KernelTable& table = kernels_for(isa);
+    const auto draw_own = [&](int part, int parts) {
+        Row row(table, vocabulary);
+        const auto count = static_cast<int64_t>(draws.size());
+        for (int64_t i = share(count, part, parts); i < share(count, part + 1, parts); ++i)
+            tokens[i] = row.draw(logits.data + rows[i] * logits.row_bytes, type, draws[i]);
+    };
+    run_team(threads, static_cast<int>(draws.size()), draw_own);
     return tokens;
 }
 

@@ -33,22 +33,6 @@ void keep_allowed_of(float* logits, int64_t vocabulary, const uint32_t* mask) {
         if (mask[i / kBits] >> i % kBits & 1) logits[i] = 0;
 }
 
-struct Work {
-    const Rows& logits;
-    int64_t vocabulary;
-    const std::vector<int64_t>& rows;
-    const uint32_t* masks;
-    int64_t words;
-
-    void part(int part, int parts) const {
-        const auto count = static_cast<int64_t>(rows.size());
-        for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i) {
-            auto* row = reinterpret_cast<float*>(logits.data + rows[i] * logits.row_bytes);
-            keep_allowed_of(row, vocabulary, masks + i * words);
-        }
-    }
-};
-
 }  // namespace
 
 void keep_allowed(const Rows& logits, int64_t vocabulary, const std::vector<int64_t>& rows, const uint32_t* masks,
@@ -57,9 +41,10 @@ void keep_allowed(const Rows& logits, int64_t vocabulary, const std::vector<int6
         throw std::invalid_argument("masks: expected those of at least " + std::to_string(vocabulary) +
                                     " tokens, got " + std::to_string(words * kBits));
     }
-    Work all{logits, vocabulary, rows, masks, words};
-    const auto work = [](void* data, int part, int parts) { static_cast<const Work*>(data)->part(part, parts); };
-    run_team(threads, static_cast<int>(rows.size()), work, &all);
+    run_shares(threads, static_cast<int64_t>(rows.size()), [&](int64_t i) {
+        auto* row = reinterpret_cast<float*>(logits.data + rows[i] * logits.row_bytes);
+        keep_allowed_of(row, vocabulary, masks + i * words);
+    });
 }
 
 }  // namespace hpcdecode::ops

@@ -35,6 +35,8 @@ struct Filling {
 
 }  // namespace
 
+int64_t panels_of(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
+
 std::vector<const char*> rows_of(const std::vector<WeightRows>& parts, int64_t in_turn) {
     std::vector<const char*> rows;
     int64_t most = 0;
@@ -50,12 +52,7 @@ void pack_weights(const std::vector<WeightRows>& parts, const std::vector<const 
                   int64_t in_turn, uint32_t* out, int threads) {
     Filling filling{{}, heads, words, out};
     for (const char* row : rows_of(parts, in_turn)) filling.rows.push_back(reinterpret_cast<const uint32_t*>(row));
-    const auto fill = [](void* data, int member, int members) {
-        const Filling& all = *static_cast<const Filling*>(data);
-        const int64_t panels = (static_cast<int64_t>(all.rows.size()) + kPanel - 1) / kPanel;
-        for (int64_t p = share(panels, member, members); p < share(panels, member + 1, members); ++p) all.panel(p);
-    };
-    run_team(threads, threads, fill, &filling);
+    run_shares(threads, panels_of(filling.rows.size()), [&](int64_t p) { filling.panel(p); });
 }
 
 }  // namespace hpcdecode::ops

@@ -11,6 +11,9 @@ struct WeightRows {
     int64_t row_bytes, count;
 };
 
+// Returns the panels of that many outputs.
+int64_t panels_of(int64_t outputs);
+
 // Returns pointers to all rows, `in_turn` of each part before those of the next part.
 std::vector<const char*> rows_of(const std::vector<WeightRows>& parts, int64_t in_turn);
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernel_api.h"
+#include "packed_weights.h"
 
 namespace hpcdecode::ops {
 namespace {
@@ -73,7 +74,7 @@ Product::Product(Type in, Type out, int64_t words, int64_t outputs, const std::s
     : words_(words),
       outputs_(outputs),
       heads_(heads),
-      head_panels_((outputs + kPanel - 1) / kPanel),
+      head_panels_(panels_of(outputs)),
       panel_words_(words_of_panel(in, words, form.weights)),
       out_size_(kBytes[static_cast<int>(out)]),
       columns_(gate ? kPanel / 2 : kPanel),

@@ -160,18 +160,13 @@ struct Work {
 }  // namespace
 
 void pack_few_bits(const Quantising& weight, const float* bias, char* out, int threads) {
-    Work work{weight, bias, out};
-    const auto pack = [](void* data, int member, int members) {
-        const Work& w = *static_cast<const Work*>(data);
-        const int64_t panels = (static_cast<int64_t>(w.weight.rows.size()) + kPanel - 1) / kPanel;
-        for (int64_t p = share(panels, member, members); p < share(panels, member + 1, members); ++p) {
-            if (w.weight.form == WeightForm::int4) w.panel<Int4Codes>(p);
-            if (w.weight.form == WeightForm::mxfp4) w.panel<Mxfp4Codes>(p);
-            if (w.weight.form == WeightForm::fp8) w.panel<Fp8Codes>(p);
-            if (w.weight.form == WeightForm::mxfp8) w.panel<Mxfp8Codes>(p);
-        }
-    };
-    run_team(threads, threads, pack, &work);
+    const Work work{weight, bias, out};
+    run_shares(threads, panels_of(weight.rows.size()), [&](int64_t p) {
+        if (weight.form == WeightForm::int4) work.panel<Int4Codes>(p);
+        if (weight.form == WeightForm::mxfp4) work.panel<Mxfp4Codes>(p);
+        if (weight.form == WeightForm::fp8) work.panel<Fp8Codes>(p);
+        if (weight.form == WeightForm::mxfp8) work.panel<Mxfp8Codes>(p);
+    });
 }
 
 }  // namespace hpcdecode::ops

@@ -64,19 +64,13 @@ TeamWorkers::TeamWorkers(int threads, std::vector<int> cpus) : threads_(threads)
 }
 
 void TeamWorkers::run(Work work, void* context) {
-    struct Job {
-        Work work;
-        void* context;
-        const std::vector<int>& cpus;
-    } job{work, context, cpus_};
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto enter = [](void* data, int thread, int) {
+    const auto enter = [&](int thread, int) {
         static thread_local int at = -1;  // the runtime may replace its threads
-        const Job& j = *static_cast<const Job*>(data);
-        if (thread > 0 && !j.cpus.empty() && j.cpus[thread] != at) pin(at = j.cpus[thread]);
-        j.work(j.context, thread);
+        if (thread > 0 && !cpus_.empty() && cpus_[thread] != at) pin(at = cpus_[thread]);
+        work(context, thread);
     };
-    run_team(threads_, threads_, enter, &job);
+    run_team(threads_, threads_, enter);
 }
 
 }  // namespace hpcdecode

@@ -1,6 +1,7 @@
 // Runs parallel work on the OpenMP threads that torch's GEMMs use. They are awake already, and the process does not
 // have more threads than cores.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -16,6 +17,22 @@ inline int64_t share(int64_t count, int64_t member, int64_t members) { return co
 // threads: Torch's number of threads. The team has this size even for fewer parts, because the OpenMP runtime ends
 //   threads that a smaller team leaves out.
 void run_team(int threads, int parts, void (*work)(void* data, int part, int parts), void* data);
+
+// The same with work(part, parts).
+template <class Work>
+void run_team(int threads, int parts, const Work& work) {
+    const auto enter = [](void* data, int part, int parts) { (*static_cast<const Work*>(data))(part, parts); };
+    run_team(threads, parts, enter, const_cast<Work*>(&work));
+}
+
+// Calls work(item) for items 0 .. count - 1, those that follow each other on one thread.
+template <class Work>
+void run_shares(int threads, int64_t count, const Work& work) {
+    const auto own = [&](int part, int parts) {
+        for (int64_t i = share(count, part, parts); i < share(count, part + 1, parts); ++i) work(i);
+    };
+    run_team(threads, static_cast<int>(std::min<int64_t>(count, threads)), own);
+}
 
 // Returns whether the process has an OpenMP runtime to run teams on.
 bool has_team();
