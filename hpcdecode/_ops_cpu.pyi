@@ -107,12 +107,13 @@ class TokenHistory:
     def extend(self, tokens: Sequence[int]) -> None:
         """Take tokens that were generated; what was guessed of them tells the chances of such guesses."""
 
-    def draft(self, most: int, least: float) -> list[int]:
+    def draft(self, most: int, least: float, forced: Sequence[int] = []) -> list[int]:
         """Return tokens that may follow, or none.
 
         Args:
             most: Number of tokens, at most.
             least: The chance that all of them follow is above it.
+            forced: The first of them, by a grammar, if they are as likely; or none.
         """
 
 class Draw:

@@ -30,6 +30,16 @@ class Matcher:
             self.state.consume_tokens(generated[self._taken :])
         self._taken = len(generated)
 
+    def forced(self) -> list[int]:
+        """Return tokens of what must come next, as the tokenizer writes it; other tokens may spell the same."""
+        tokens: list[int] = [] if self.state.is_stopped() else self.state.compute_ff_tokens()
+        return tokens
+
+    def allowed(self, tokens: list[int]) -> int:
+        """Return how many of these tokens may come next, one after the other."""
+        count: int = 0 if self.state.is_stopped() else self.state.validate_tokens(tokens)
+        return count
+
     def note_error(self) -> None:
         """Take over what llguidance says is wrong."""
         if self.problem is None and self.state.is_error():

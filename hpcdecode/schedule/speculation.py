@@ -101,7 +101,12 @@ class Speculation:
         draft.history.extend(sequence.generated[len(draft.history) - len(sequence.given_ids) :])
         draft.length = sequence.length
         left = sequence.request.max_new_tokens - len(sequence.generated) - 1
-        return draft.history.draft(min(config.num_speculative_tokens, left, most), _MARGIN * price)
+        most, least, grammar = min(config.num_speculative_tokens, left, most), _MARGIN * price, sequence.sampler.matcher
+        if grammar is None:
+            return draft.history.draft(most, least)
+        grammar.follow(sequence.generated)
+        tokens = draft.history.draft(most, least, grammar.forced())
+        return tokens[: grammar.allowed(tokens)]
 
 
 def _drafter(config: SpeculativeConfig) -> Drafter:

@@ -40,11 +40,13 @@ Args:
         .def("extend", &TokenHistory::extend, nb::arg("tokens"),
              "Take tokens that were generated; what was guessed of them tells the chances of such guesses.")
         .def("draft", &TokenHistory::draft, nb::arg("most"), nb::arg("least"),
+             nb::arg("forced") = std::vector<int32_t>(),
              R"(Return tokens that may follow, or none.
 
 Args:
     most: Number of tokens, at most.
-    least: The chance that all of them follow is above it.)");
+    least: The chance that all of them follow is above it.
+    forced: The first of them, by a grammar, if they are as likely; or none.)");
 }
 
 }  // namespace hpcdecode::ops

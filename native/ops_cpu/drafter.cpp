@@ -8,7 +8,8 @@ namespace hpcdecode::ops {
 
 namespace {
 
-constexpr double kRemembered = 512;  // guesses of a kind; then half of them are forgotten
+constexpr double kRemembered = 512;   // guesses of a kind; then half of them are forgotten
+constexpr double kForcedAtFirst = 8;  // tokens that a grammar has forced and that were right, before any is known
 constexpr uint32_t kNone = UINT32_MAX;
 
 // Returns how many of the numbers `above` are at most `value`.
@@ -42,6 +43,8 @@ int Chances::kind(bool others, int length, size_t places, size_t agree) {
     const int sure = agree == places ? 4 : static_cast<int>(4 * agree / places);
     return ((others * 5 + long_enough) * 5 + many) * 5 + sure;
 }
+
+Chances::Chances() { kinds_[kForced] = {kForcedAtFirst, kForcedAtFirst}; }
 
 void Chances::learn(int kind, bool right) {
     Count& count = kinds_[kind];
@@ -88,11 +91,18 @@ void TokenHistory::extend(const std::vector<int32_t>& tokens) {
     drafter_->extend(output_, tokens);
 }
 
-std::vector<int32_t> TokenHistory::draft(int most, double least) {
+std::vector<int32_t> TokenHistory::draft(int most, double least, const std::vector<int32_t>& forced) {
     if (most < 1) return {};
+    Guesses begun;
+    for (const int32_t token : forced) {
+        if (static_cast<int>(begun.size()) == most) break;
+        const double chance = (begun.empty() ? 1 : begun.back().chance) * drafter_->chances.of(Chances::kForced);
+        if (chance <= least) break;
+        begun.push_back({token, Chances::kForced, chance});
+    }
     for (int others = 0; others < (drafter_->settings.outputs > 0 ? 2 : 1); ++others)
-        pending_[others] = guesses(others, most, least);
-    const auto chance = [](const Guesses& some) { return some.empty() ? 0 : some.front().chance; };
+        pending_[others] = guesses(others, most, least, begun);
+    const auto chance = [&](const Guesses& some) { return some.size() > begun.size() ? some[begun.size()].chance : 0; };
     Guesses& best = pending_[chance(pending_[1]) > chance(pending_[0])];
     std::vector<int32_t> tokens;
     for (const Guess& guess : best) {
@@ -102,18 +112,21 @@ std::vector<int32_t> TokenHistory::draft(int most, double least) {
     return tokens;
 }
 
-// Returns guesses from the tokens of the sequence itself or of others, up to the first one that is not worth it.
-TokenHistory::Guesses TokenHistory::guesses(bool others, int most, double least) const {
+// Returns guesses behind those that are `made`, from the tokens of the sequence itself or of others, up to the first
+// one that is not worth it.
+TokenHistory::Guesses TokenHistory::guesses(bool others, int most, double least, Guesses made) const {
     const Texts& texts = others ? drafter_->outputs : own_;
-    Runs runs = texts.longest_runs(own_.tokens(0), drafter_->settings.longest, others ? output_ : kNone);
-    Guesses made;
-    double chance = 1;
+    const size_t begun = made.size();
+    Runs runs = texts.longest_runs(begun == 0 ? own_.tokens(0) : last_tokens(made), drafter_->settings.longest,
+                                   others ? output_ : kNone);
+    double chance = made.empty() ? 1 : made.back().chance;
     while (static_cast<int>(made.size()) < most && (made.empty() || chance > least)) {
         std::vector<int64_t> next;
-        for (const Place& end : runs.ends) next.push_back(after(texts, end, made));
+        for (const Place& end : runs.ends) next.push_back(after(texts, end, begun, made));
         const Vote won = vote(next);
         if (won.places == 0) break;
-        const int kind = Chances::kind(others, runs.length + static_cast<int>(made.size()), won.places, won.agree);
+        const int length = runs.length + static_cast<int>(made.size() - begun);
+        const int kind = Chances::kind(others, length, won.places, won.agree);
         chance *= drafter_->chances.of(kind);
         made.push_back({static_cast<int32_t>(won.token), kind, chance});
         std::vector<Place> agreeing;
@@ -124,11 +137,20 @@ TokenHistory::Guesses TokenHistory::guesses(bool others, int most, double least)
     return made;
 }
 
-// Returns the token that follows a run, behind those that were `made` of it; -1 at the end of what another generated.
-// A run that lies at the sequence's own end goes on with its guesses.
-int64_t TokenHistory::after(const Texts& texts, const Place& end, const Guesses& made) const {
+// Returns the last tokens of the sequence, as many as are looked up, with guesses behind them.
+std::vector<int32_t> TokenHistory::last_tokens(const Guesses& made) const {
+    const std::vector<int32_t>& own = own_.tokens(0);
+    const size_t kept = std::min(own.size(), static_cast<size_t>(drafter_->settings.longest));
+    std::vector<int32_t> tokens(own.end() - static_cast<std::ptrdiff_t>(kept), own.end());
+    for (const Guess& guess : made) tokens.push_back(guess.token);
+    return tokens;
+}
+
+// Returns the token that follows a run, behind those that were `made` of it, all but the first `begun`; -1 at the end
+// of what another generated. A run that lies at the sequence's own end goes on with its guesses.
+int64_t TokenHistory::after(const Texts& texts, const Place& end, size_t begun, const Guesses& made) const {
     const std::vector<int32_t>& tokens = texts.tokens(end.text);
-    const size_t position = end.position + 1 + made.size();
+    const size_t position = end.position + 1 + made.size() - begun;
     if (position < tokens.size()) return tokens[position];
     return &texts == &own_ ? made[position - tokens.size()].token : -1;
 }

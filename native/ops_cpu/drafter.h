@@ -2,7 +2,8 @@
 // what others generated (prompt lookup; suffix decoding of Oliaro et al., "SuffixDecoding", NeurIPS 2025).
 //
 // Each guess has a chance: how often guesses of its kind have been right, by where the run of last tokens was found,
-// how long it is, how many places there are, and how many of them agree. It is learnt from every token that follows, of
+// how long it is, how many places there are, and how many of them agree. Tokens that a grammar forces, as a tokenizer
+// writes what may come alone, are guesses of a kind of their own. It is learnt from every token that follows, of
 // guesses that are tried and of those that are not.
 #pragma once
 #include <array>
@@ -24,7 +25,9 @@ struct DraftSettings {
 // How often guesses of each kind have been right.
 class Chances {
   public:
-    static constexpr int kKinds = 2 * 5 * 5 * 5;
+    static constexpr int kForced = 2 * 5 * 5 * 5, kKinds = kForced + 1;
+
+    Chances();
 
     // Returns the kind of a guess after a run of `length` tokens, that `agree` of `places` occurrences have.
     static int kind(bool others, int length, size_t places, size_t agree);
@@ -67,7 +70,8 @@ class TokenHistory {
     void extend(const std::vector<int32_t>& tokens);
 
     // Returns at most `most` tokens that may follow, as long as the chance that all of them do is above `least`.
-    std::vector<int32_t> draft(int most, double least);
+    // forced: The first of them, by a grammar, if they are worth it; or none.
+    std::vector<int32_t> draft(int most, double least, const std::vector<int32_t>& forced = {});
 
   private:
     struct Guess {
@@ -77,8 +81,9 @@ class TokenHistory {
     };
     using Guesses = std::vector<Guess>;
 
-    Guesses guesses(bool others, int most, double least) const;
-    int64_t after(const Texts& texts, const Place& end, const Guesses& made) const;
+    Guesses guesses(bool others, int most, double least, Guesses made) const;
+    std::vector<int32_t> last_tokens(const Guesses& made) const;
+    int64_t after(const Texts& texts, const Place& end, size_t begun, const Guesses& made) const;
 
     std::shared_ptr<Drafter> drafter_;
     Texts own_;

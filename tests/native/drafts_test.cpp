@@ -76,7 +76,12 @@ void test_drafts(const DraftSettings& settings) {
             sequences.push_back(std::make_unique<TokenHistory>(drafter, tokens(below(30), 9)));
         TokenHistory& own = *sequences[below(static_cast<int>(sequences.size()))];
         const int most = below(12);
-        const auto draft = own.draft(most, 0.1 * below(5));
+        const auto forced = tokens(below(2) * below(6), 9);
+        const double least = 0.1 * below(5);
+        const auto draft = own.draft(most, least, forced);
+        for (size_t i = 0; least == 0 && i < std::min(draft.size(), forced.size()); ++i)
+            CHECK(draft[i] == forced[i], "token %zu is %d, not %d", i, draft[i], forced[i]);
+        CHECK(least > 0 || draft.size() >= std::min<size_t>(most, forced.size()), "%zu tokens", draft.size());
         CHECK(static_cast<int>(draft.size()) <= most, "%zu tokens of %d", draft.size(), most);
         for (const int32_t token : draft) CHECK(token >= 0 && token < 9, "token %d", token);
         const size_t before = own.size();

@@ -87,6 +87,22 @@ def test_guesses_are_as_sure_as_their_kind_was_right():
     assert unsure.draft(4, 0.0)
 
 
+def test_what_a_grammar_forces_is_first_and_followed_by_what_came_behind_it():
+    history = TokenHistory(Drafter(1, 4, 0, 0.0), [1, 2, 3, 4, 5, 9, 1])
+    assert history.draft(4, 0.0) == [2, 3, 4, 5]
+    assert history.draft(5, 0.0, [7, 2, 3]) == [7, 2, 3, 4, 5]  # 2 3 occurred before
+    assert history.draft(2, 0.0, [7, 2, 3]) == [7, 2]
+    assert history.draft(4, 0.0, [9]) == [9, 1, 9, 1]  # the run ends where the sequence does
+
+
+def test_what_is_forced_and_never_right_is_not_guessed_any_more():
+    history = TokenHistory(Drafter(1, 4, 0, 0.0), [1, 2])
+    for _ in range(20):
+        history.draft(2, 0.3, [5, 6])
+        history.extend([1, 2])
+    assert history.draft(3, 0.3, [5, 6])[:1] == [1]
+
+
 def test_bad_settings():
     with pytest.raises(ValueError, match="expected at least 1 token, got 0"):
         Drafter(0, 3, 0, 0.0)
