@@ -18,6 +18,7 @@ import msgspec
 from hpcdecode.config import LITERAL, Job
 from hpcdecode.data.prompts.kept import KeptColumns
 from hpcdecode.data.prompts.opening import is_once
+from hpcdecode.data.prompts.order import by_beginning
 from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import tokenized
@@ -259,6 +260,8 @@ def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
         score=job.score,
         adapters=tuple(job.adapters),
     )
+    if job.prefix_sharing and not any(map(is_once, begin.files)):
+        rows = by_beginning(rows, kept.size if kept else None)
     prompts = tokenized(rows, tokenizer, engine.max_positions, kept)
     if earlier:
         for warning in earlier.warnings:

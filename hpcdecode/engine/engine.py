@@ -31,7 +31,7 @@ from hpcdecode.engine.member import Member
 from hpcdecode.engine.prefill import PromptKvCache
 from hpcdecode.engine.prefill_ranks import PrefillMember, prefill_copy, prefill_lanes
 from hpcdecode.engine.programs import PlanOrder, Program, serve
-from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds
+from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds, prefix_bytes
 from hpcdecode.engine.s_rank import SRank
 from hpcdecode.engine.scale import Scale, choose_scales, rows_ahead, schedulers_of
 from hpcdecode.engine.setup import direct, load
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from hpcdecode.engine.remote import RemoteDesk
     from hpcdecode.exchange.mpi import MpiRLink
 
-_PREFIX_BYTES = 1 << 30  # of an S-rank, for K and V of what prompts share
 _NO_CONTEXT_LIMIT = 1 << 40
 
 
@@ -269,7 +268,8 @@ class Engine:
 
     def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk) -> SRank:
         options, stops, prompts = self.options, self.stops, self._open_prompts()
-        shared = prompts.attention.tokens_in(_PREFIX_BYTES // len(scale.lanes)) if options.prefix_sharing else 0
+        room = prefix_bytes(self.team, self.setup) // len(scale.lanes)
+        shared = prompts.attention.tokens_in(room) if options.prefix_sharing else 0
         schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops)
         links = cast("Sequence[SLink]", self._work.links)
         grammars, told = self.tokenizer.grammars, desk.sampled if scale.live else None

@@ -23,6 +23,8 @@ from hpcdecode.system.bandwidth import read_rate
 from hpcdecode.system.memory import address_space_headroom, anonymous_bytes, available_bytes, total_bytes
 
 _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
+_PREFIX_SHARE = 0.125  # of what is available, for K and V of live prefixes on the S-ranks of a host
+_LEAST_PREFIX_BYTES = 1 << 30  # of an S-rank
 
 
 def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
@@ -179,6 +181,15 @@ def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
     here = [r for r in team.ranks if r.host == team.me.host]
     mapped = setup.mapped_bytes if any(r.has_s and r.device == "cpu" for r in here) else 0  # seem to be available
     return kv_share(available_bytes(), mapped, sum(r.has_r for r in here))
+
+
+def prefix_bytes(team: Team, setup: Setup) -> int:
+    """Return the bytes that this S-rank may take for K and V of what prompts share, beside those in KV caches."""
+    if team.me.device != "cpu":
+        return _LEAST_PREFIX_BYTES
+    s_ranks = sum(rank.has_s for rank in team.ranks if rank.host == team.me.host)
+    share = max(available_bytes() - setup.mapped_bytes, 0) * _PREFIX_SHARE / s_ranks
+    return max(int(share), _LEAST_PREFIX_BYTES)
 
 
 def kv_share(available: int, weights: int, r_ranks: int) -> int:

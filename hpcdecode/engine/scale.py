@@ -18,7 +18,6 @@ from hpcdecode.schedule.auto import LOOKAHEAD, at_once, choose, load_limit, mean
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
 from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
-from hpcdecode.schedule.prefixes import FEW_PREFIXES, MAX_PREFIXES
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.speculation import Speculation
 
@@ -36,7 +35,6 @@ class Scale(msgspec.Struct, frozen=True):
         prefill_tokens: the most prompt tokens of a lane's step.
         lanes: B of every lane.
         growth: to how many times that they may grow if sequences end early.
-        prefixes: the most of a lane at once.
         live: whether rows come while the engine works.
     """
 
@@ -47,13 +45,12 @@ class Scale(msgspec.Struct, frozen=True):
     prefill_tokens: int
     lanes: list[int]
     growth: int = 1
-    prefixes: int = FEW_PREFIXES
     live: bool = False
 
     @property
     def slots(self) -> int:
         """Return how many sequences any lane may hold at once."""
-        return max(LaneLimits(b, 1, 1, 1, None, growth=self.growth, prefixes=self.prefixes).slots for b in self.lanes)
+        return max(LaneLimits(b, 1, 1, 1, None, growth=self.growth).slots for b in self.lanes)
 
     @property
     def most(self) -> int:
@@ -116,8 +113,7 @@ def _choose(
     of_lanes = split(batch, max(min(lanes, batch // most), 1))
     grows = options.admission == "optimistic" and options.batch is None
     growth = max(min(MOST_GROWTH, largest // batch), 1) if grows else 1
-    prefixes = MAX_PREFIXES if live or any(p.targets for p in first) else FEW_PREFIXES
-    return Scale(batch, period, steps, load, prefill, of_lanes, growth, prefixes, live)
+    return Scale(batch, period, steps, load, prefill, of_lanes, growth, live)
 
 
 def _largest_batch(options: EngineOptions, home: Rank, setup: Setup, lanes: int) -> int:
@@ -190,7 +186,6 @@ def lane_limits(options: EngineOptions, setup: Setup, batch: int, scale: Scale, 
         scale.load * batch // scale.batch,
         scale.growth,
         1 if options.admission == "optimistic" and options.period is None else None,
-        scale.prefixes,
-        scale.live,
-        options.prefill_ranks > 0,
+        keeps_prefixes=scale.live,
+        apart=options.prefill_ranks > 0,
     )

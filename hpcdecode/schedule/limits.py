@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcdecode.schedule.prefixes import FEW_PREFIXES
+from hpcdecode.schedule.prefixes import MAX_PREFIXES
 
 
 def prefill_limit(apart: bool) -> int:
@@ -48,7 +48,7 @@ class LaneLimits:
     load: int = 0
     growth: int = 1
     least_period: int | None = None
-    prefixes: int = FEW_PREFIXES
+    prefixes: int = MAX_PREFIXES
     keeps_prefixes: bool = False
     apart: bool = False
 

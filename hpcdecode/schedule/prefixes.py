@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from hpcdecode.requests.prefix import Prefix
 
-FEW_PREFIXES = 8  # of a lane at once, while text is generated
-MAX_PREFIXES = 64  # where rows are scored, many of which have continuations that share their prompt; and where kept
+MAX_PREFIXES = 64  # of a lane at once
 _BLOCKS = 2  # of the shortest
 _RECENT = 64  # prompts that others are compared with
 
@@ -49,7 +48,7 @@ class Prefixes:
         live: those that are held; one that begins with another comes after it.
     """
 
-    def __init__(self, block_tokens: int, most_tokens: int, most: int = FEW_PREFIXES):
+    def __init__(self, block_tokens: int, most_tokens: int, most: int = MAX_PREFIXES):
         self.block_tokens, self.most_tokens, self.most = block_tokens, most_tokens, most
         self.live: list[Prefix] = []
         self._least = _BLOCKS * block_tokens
