@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from hpcdecode.data.prompts.given import KnownPrompts, read_row, text_of_row, with_params
+from hpcdecode.data.prompts.order import grouped
 from hpcdecode.data.prompts.rows import RowError, RowReader
 from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.results.collected import CollectedResults, RequestOutput, output_of, prompt_error, usable
@@ -63,7 +64,7 @@ class Calls:
         prompts = usable(tokenized(rows, tokenizer, engine.max_positions))
         results = CollectedResults()
         with self._alone():
-            desk = Desk(prompts, results, tokenizer)
+            desk = Desk(grouped([(prompt.token_ids, prompt) for prompt in prompts]), results, tokenizer)
             try:
                 require_capacity(engine, prompts, engine.scales(desk)[0])
                 self._work(desk, _progress(use_tqdm, len(prompts)))

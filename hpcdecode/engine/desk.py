@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from hpcdecode.data.prompts.dealer import Dealer
 from hpcdecode.data.prompts.feed import PromptQueue, RowFeed
 from hpcdecode.data.prompts.rows import RowError, row_error
 from hpcdecode.data.prompts.tokenizer import Tokenizer
@@ -110,6 +111,8 @@ class Writer(Protocol):
 class Desk:
     """Feed and sink of the lead's lanes; the other S-ranks reach it through `engine.remote`.
 
+    Lanes are takers 0, 1, ... of rows, other S-ranks -1, -2, ... Rows that come while the engine works go to any.
+
     max_errors: rows that may be unusable; one more raises UserError where it is read or refused.
     size: bytes that are kept of a row, by its line; None for none.
     told: tells the user about rows that cannot be used; None tells nothing.
@@ -131,24 +134,35 @@ class Desk:
     ):
         self.told = told
         self.feed = self._open_feed(rows, size)
+        self._dealer = Dealer(self.feed)
         self.writer, self.tokenizer, self.max_errors = writer, tokenizer, max_errors
         self.rows = self.prompt_tokens = self.generated_tokens = 0
         self._out: dict[int, Prompt] = {}  # rows that were given out and have not come back, by line
         self._left: dict[int, list[Unfinished]] = {}  # of rows that were given out before, by line
 
-    def peek(self) -> Prompt | None:
-        """Return the next prompt, or None if there are no more."""
-        return self.feed.peek()
+    def peek(self, taker: int = 0) -> Prompt | None:
+        """Return the next prompt of a taker, or None if there are no more."""
+        return self.feed.peek() if self.live else self._dealer.peek(taker)
 
     def exhausted(self) -> bool:
         """Return whether there are no more prompts."""
-        return self.feed.peek() is None
+        return not self._dealer.waiting and self.feed.peek() is None
 
-    def pop(self) -> Prompt:
-        """Give the next prompt out."""
-        prompt = self.feed.pop()
+    def pop(self, taker: int = 0) -> Prompt:
+        """Give the next prompt of a taker out."""
+        prompt = self.feed.pop() if self.live else self._dealer.pop(taker)
         self._out[prompt.line] = prompt
         return prompt
+
+    def drop(self, taker: int) -> None:
+        """Have others take what would be a taker's."""
+        self.feed.give_back(self._dealer.drop(taker))
+
+    @property
+    def left(self) -> int | None:
+        """Return how many rows are left at most, or None while more may come."""
+        left = self.feed.left
+        return None if left is None else left + self._dealer.waiting
 
     def tell(self, updates: Iterable[Update]) -> None:
         """Tell the tokens of rows in flight to who asked for them."""
@@ -199,9 +213,10 @@ class Desk:
             del self._out[line]
         self.feed.give_back(list(back.values()))
 
-    def refuse(self, prompt: Prompt, reason: str) -> None:
-        """Drop the next prompt and record why."""
-        self.feed.refuse(prompt, reason)
+    def refuse(self, prompt: Prompt, reason: str, taker: int = 0) -> None:
+        """Drop the next prompt of a taker and record why."""
+        self.pop(taker)
+        self.error(RowError(prompt.line, prompt.id, reason))
 
     def finish(self, request: Request) -> None:
         """Take a request whose sequences are all finished."""

@@ -122,7 +122,7 @@ class LiveDesk(Desk):
     ):
         self._model, self.room, self._adapters = model, room, adapters
         self.events = _Events(deliver)
-        self._queue = LiveFeed(self, most_waiting)
+        self._queue = LiveFeed(most_waiting)
         super().__init__((), self.events, tokenizer)
         self.sampled = self._sampled
         self._reading = threading.Lock()
@@ -245,8 +245,8 @@ class LiveDesk(Desk):
     def fail_all(self, reason: str) -> None:
         """End all rows that are left with an error, once the engine works no more."""
         self.drain()
-        while (prompt := self.feed.peek()) is not None:
-            self.feed.refuse(prompt, reason)
+        while (prompt := self.peek()) is not None:
+            self.refuse(prompt, reason)
         for prompt in list(self._out.values()):
             self.error(RowError(prompt.line, prompt.id, reason))
         self.events.tick()

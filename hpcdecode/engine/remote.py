@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from mpi4py import MPI
 
+from hpcdecode.data.prompts.dealer import Dealer, PromptList
 from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.data.results.result import Result
@@ -124,6 +124,7 @@ class Clients:
             self._asks.pop(client, None)
             self._sent = [(to, request) for to, request in self._sent if to != client]
             rows = self._held.pop(client)
+            self.desk.drop(-client)
             self.desk.take_back([RankReport(-1, [], [], self._unfinished.pop(client, []))], rows)
             tell(client, len(rows))
         return bool(lost)
@@ -134,12 +135,12 @@ class Clients:
         Of the last rows of a job, a client that asks ahead of need gets its share of those that no one else waits for.
         """
         self._expected.pop(client, None)
-        left = self.desk.feed.left
+        left = self.desk.left
         if left is not None and (ahead or self.desk.live):
             count = min(count, -(-(left - sum(self._expected.values())) // (len(self.open) + 1)))
         rows: list[Prompt] = []
-        while count > 0 and not self.stopping and self.desk.peek() is not None:
-            rows.append(self.desk.pop())
+        while count > 0 and not self.stopping and self.desk.peek(-client) is not None:
+            rows.append(self.desk.pop(-client))
             count -= rows[-1].sequences
         return Rows(rows, self.stopping or self.desk.exhausted())
 
@@ -162,7 +163,8 @@ class RemoteDesk:
         self.comm, self.tokenizer, self._batch = comm, tokenizer, batch
         self._at_once = 1 if live else _RESULTS_A_MESSAGE  # rows
         self._ahead = injection
-        self._rows: deque[Prompt] = deque()
+        self._rows = PromptList()
+        self._dealer = Dealer(self._rows)
         self._held = self._in_flight = 0  # sequences of rows that wait here, and of those that run
         self._finished: list[list[Result]] = []
         self._errors: list[RowError] = []
@@ -178,26 +180,26 @@ class RemoteDesk:
         while self.comm.Iprobe(0, _CANCEL):
             yield receive(self.comm, 0, _CANCEL, int)
 
-    def peek(self) -> Prompt | None:
-        """Return the next prompt, or None if there is none yet; wait for it only if nothing else is to do."""
+    def peek(self, taker: int = 0) -> Prompt | None:
+        """Return a lane's next prompt, or None if there is none yet; wait for it only if nothing else is to do."""
         if not self._look() and not self._ended:  # sequences end earlier than the schedule expects
             self._ahead = min(2 * self._ahead, self._batch)
-        return self._rows[0] if self._rows else None
+        return self._dealer.peek(taker)
 
     def exhausted(self) -> bool:
         """Return whether the lead has no more rows."""
         return not self._look() and self._ended
 
-    def pop(self) -> Prompt:
-        """Take the next prompt."""
-        prompt = self._rows.popleft()
+    def pop(self, taker: int = 0) -> Prompt:
+        """Take a lane's next prompt."""
+        prompt = self._dealer.pop(taker)
         self._held -= prompt.sequences
         self._in_flight += prompt.sequences
         return prompt
 
-    def refuse(self, prompt: Prompt, reason: str) -> None:
-        """Drop the next prompt and record why."""
-        self._held -= self._rows.popleft().sequences
+    def refuse(self, prompt: Prompt, reason: str, taker: int = 0) -> None:
+        """Drop a lane's next prompt and record why."""
+        self._held -= self._dealer.pop(taker).sequences
         self._errors.append(RowError(prompt.line, prompt.id, reason))
 
     def finish(self, request: Request) -> None:
@@ -233,10 +235,10 @@ class RemoteDesk:
     def _look(self) -> bool:
         """Return whether a row is here; ask, and take an answer that is here or must come first."""
         self._ask()
-        while self._asked and not self._rows and (not self._in_flight or self._answered()):
+        while self._asked and not self._held and (not self._in_flight or self._answered()):
             self._take_answer()
             self._ask()
-        return bool(self._rows)
+        return self._held > 0
 
     def _ask(self) -> None:
         """Ask for what a micro-batch lacks, or for what has room at once."""
@@ -250,7 +252,7 @@ class RemoteDesk:
 
     def _take_answer(self) -> None:
         answer = receive(self.comm, 0, _ROWS, Rows)
-        self._rows += answer.prompts
+        self._rows.add(answer.prompts)
         self._held += sum(prompt.sequences for prompt in answer.prompts)
         self._ended, self._asked = answer.last, False
 

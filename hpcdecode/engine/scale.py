@@ -13,7 +13,7 @@ from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.stops import Stops
-from hpcdecode.schedule.admission import Feed
+from hpcdecode.schedule.admission import LaneFeed, LaneSource
 from hpcdecode.schedule.auto import LOOKAHEAD, at_once, choose, load_limit, mean_prompt, split, usual_lanes
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
 from hpcdecode.schedule.optimistic import placement_kind
@@ -148,7 +148,7 @@ def placement_of(options: EngineOptions, team: Team, setup: Setup, lanes: int) -
 
 
 def schedulers_of(
-    options: EngineOptions, team: Team, setup: Setup, scale: Scale, prefix_tokens: int, feed: Feed, stops: Stops
+    options: EngineOptions, team: Team, setup: Setup, scale: Scale, prefix_tokens: int, feed: LaneSource, stops: Stops
 ) -> list[Scheduler]:
     """Return the schedulers of this rank's lanes, which share a feed and its R-ranks' KV caches.
 
@@ -165,7 +165,9 @@ def schedulers_of(
     limits = [lane_limits(options, setup, batch, scale, prefix_tokens) for batch in scale.lanes]
     swaps = swaps_of(options, team, placement.footprint)
     drafting = Speculation(options.speculative_config, placement)
-    return [Scheduler(lane, feed, placement, own, stops, swaps, drafting) for lane, own in enumerate(limits)]
+    return [
+        Scheduler(lane, LaneFeed(feed, lane), placement, own, stops, swaps, drafting) for lane, own in enumerate(limits)
+    ]
 
 
 def state_load(setup: Setup) -> int:

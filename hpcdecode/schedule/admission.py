@@ -34,12 +34,53 @@ class Feed(Protocol):
         """Drop the next prompt and record why."""
 
 
+class LaneSource(Protocol):
+    """Where the lanes of an S-rank take their prompts; see `Feed` for what the methods do."""
+
+    def peek(self, taker: int) -> Prompt | None:
+        """Return the next prompt of a lane."""
+
+    def exhausted(self) -> bool:
+        """Return whether there are no more prompts."""
+
+    def pop(self, taker: int) -> Prompt:
+        """Take the next prompt of a lane."""
+
+    def refuse(self, prompt: Prompt, reason: str, taker: int) -> None:
+        """Drop the next prompt of a lane and record why."""
+
+
+class LaneFeed:
+    """Feed of one lane.
+
+    Args:
+        source: Of all lanes.
+        lane: Its index.
+    """
+
+    def __init__(self, source: LaneSource, lane: int):
+        self._source, self._lane = source, lane
+        self.exhausted = source.exhausted
+
+    def peek(self) -> Prompt | None:
+        """Return the next prompt, or None if there is none at the moment."""
+        return self._source.peek(self._lane)
+
+    def pop(self) -> Prompt:
+        """Take the next prompt."""
+        return self._source.pop(self._lane)
+
+    def refuse(self, prompt: Prompt, reason: str) -> None:
+        """Drop the next prompt and record why."""
+        self._source.refuse(prompt, reason, self._lane)
+
+
 class Admission:
     """What one lane admits.
 
     Args:
         lane: index of the lane.
-        feed: of all lanes of the S-rank.
+        feed: of the lane.
         placement: of the S-rank.
         limits: of the lane.
         stops: what ends a sequence.

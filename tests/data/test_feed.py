@@ -42,13 +42,6 @@ def test_preview_tells_whether_there_is_more():
     ]
 
 
-def test_a_refused_row_is_an_error():
-    errors = Errors()
-    feed = RowFeed(iter([prompt(1), prompt(2)]), errors)
-    feed.refuse(feed.peek(), "too long")
-    assert (feed.peek().line, errors) == (2, [RowError(1, "1", "too long")])
-
-
 @pytest.mark.parametrize("tokens", [1, 1 << 16])
 def test_reading_ahead_is_bounded(tokens):
     made, row = [], prompt(1, tokens)

@@ -229,7 +229,7 @@ def test_an_engine_that_fails_ends_all_rows(llm, monkeypatch):
 
 
 def test_clients_take_turns():
-    feed = LiveFeed(None, 100)
+    feed = LiveFeed(100)
     for line, client in enumerate("aaaabbc", 1):
         feed.put(Prompt(line, str(line), [1], SamplingParams()), client)
     assert feed.peek().line == 1 and feed.left == 7

@@ -38,9 +38,6 @@ class PromptQueue(Protocol):
     def give_back(self, prompts: Sequence[Prompt]) -> None:
         """Put prompts back at the front of the queue, in their order."""
 
-    def refuse(self, prompt: Prompt, reason: str) -> None:
-        """Remove the next prompt and record it as an error."""
-
     def preview(self, count: int) -> tuple[list[Prompt], bool]:
         """Return up to `count` of the next prompts, and whether there are no more."""
 
@@ -85,11 +82,6 @@ class RowFeed:
     def give_back(self, prompts: Sequence[Prompt]) -> None:
         """Put prompts back at the front of the queue, in their order."""
         self._next.extendleft(reversed(prompts))
-
-    def refuse(self, prompt: Prompt, reason: str) -> None:
-        """Remove the next prompt, which must be `prompt`, and record it as an error with its reason."""
-        self._next.popleft()
-        self._errors.error(RowError(prompt.line, prompt.id, reason))
 
     def preview(self, count: int) -> tuple[list[Prompt], bool]:
         """Return up to `count` of the next prompts, which stay in the queue, and whether there are no more."""

@@ -6,8 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from hpcdecode.data.prompts.feed import ErrorSink
-from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.requests.prompt import Prompt
 
 
@@ -23,12 +21,11 @@ class LiveFeed:
     """A queue of prompts. `put` and `end` may be called by any thread, all else by the engine's.
 
     Args:
-        errors: Receives the rows that cannot be used.
         most: Rows that may wait at once.
     """
 
-    def __init__(self, errors: ErrorSink, most: int):
-        self._errors, self._most = errors, most
+    def __init__(self, most: int):
+        self._most = most
         self._lock = threading.Lock()
         self._back: deque[Prompt] = deque()  # that were given back; they come first
         self._clients: dict[str, deque[Prompt]] = {}  # that have rows here; the first one's turn is next
@@ -92,11 +89,6 @@ class LiveFeed:
         with self._lock:
             self._back.extendleft(reversed(prompts))
             self._count += len(prompts)
-
-    def refuse(self, prompt: Prompt, reason: str) -> None:
-        """Remove the next prompt, which must be `prompt`, and record it as an error with its reason."""
-        self.pop()
-        self._errors.error(RowError(prompt.line, prompt.id, reason))
 
     def remove(self, line: int) -> Prompt | None:
         """Remove a prompt that waits and return it; None if it does not wait."""

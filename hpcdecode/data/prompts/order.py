@@ -19,7 +19,7 @@ _WINDOW_BYTES = 1 << 27  # of texts, and of what is kept of rows
 _ID_BYTES = 8  # of a token id in a list
 _CHARACTERS, _IDS = 128, 32  # fewer in common are not worth sharing: a prefix has two KV blocks or more
 
-Beginning = str | list[int]  # text or token ids
+PromptContent = str | list[int]  # text or token ids
 _Item = TypeVar("_Item")
 
 
@@ -30,7 +30,7 @@ def by_beginning(rows: Iterable[Row | RowError], kept: Callable[[int], int] | No
         rows: Rows, and rows that cannot be used, which are passed on at once.
         kept: Returns how many bytes are kept of a row, by its line; None for none.
     """
-    window: list[tuple[Beginning, Row]] = []
+    window: list[tuple[PromptContent, Row]] = []
     size = 0
     for row in rows:
         if isinstance(row, RowError):
@@ -45,7 +45,7 @@ def by_beginning(rows: Iterable[Row | RowError], kept: Callable[[int], int] | No
     yield from grouped(window)
 
 
-def grouped(items: Sequence[tuple[Beginning, _Item]]) -> Iterator[_Item]:
+def grouped(items: Sequence[tuple[PromptContent, _Item]]) -> Iterator[_Item]:
     """Yield items, those that begin alike one after the other; what has little in common stays in its order.
 
     Args:
@@ -63,19 +63,19 @@ def grouped(items: Sequence[tuple[Beginning, _Item]]) -> Iterator[_Item]:
             yield from (item for _, item in part)
 
 
-def _parted(items: list[tuple[Beginning, _Item]]) -> list[list[tuple[Beginning, _Item]]]:
+def _parted(items: list[tuple[PromptContent, _Item]]) -> list[list[tuple[PromptContent, _Item]]]:
     """Return items by how they go on behind all that they have in common, in the order of the first of each."""
     wholes = [whole for whole, _ in items]
     common = _common(min(wholes), max(wholes))
     more = _CHARACTERS if isinstance(wholes[0], str) else _IDS
-    parts: dict[str | tuple[int, ...], list[tuple[Beginning, _Item]]] = {}
+    parts: dict[str | tuple[int, ...], list[tuple[PromptContent, _Item]]] = {}
     for item in items:
         next_ones = item[0][common : common + more]
         parts.setdefault(next_ones if isinstance(next_ones, str) else tuple(next_ones), []).append(item)
     return list(parts.values())
 
 
-def _common(one: Beginning, other: Beginning) -> int:
+def _common(one: PromptContent, other: PromptContent) -> int:
     """Return how many characters or token ids both begin with."""
     low, high = 0, min(len(one), len(other))
     while low < high:
@@ -87,7 +87,7 @@ def _common(one: Beginning, other: Beginning) -> int:
     return low
 
 
-def _beginning_of(row: Row) -> Beginning:
+def _beginning_of(row: Row) -> PromptContent:
     """Return a row's prompt, or what such messages are made of that prompts begin alike if they do."""
     if row.messages is not None:
         return msgspec.json.encode([row.chat.tools, row.messages]).decode()
