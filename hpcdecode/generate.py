@@ -18,7 +18,7 @@ import msgspec
 from hpcdecode.config import LITERAL, Job
 from hpcdecode.data.prompts.kept import KeptColumns
 from hpcdecode.data.prompts.opening import is_once
-from hpcdecode.data.prompts.order import by_beginning
+from hpcdecode.data.prompts.order import in_order
 from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import tokenized
@@ -237,8 +237,8 @@ def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
         "versions": versions(),
         "topology": msgspec.to_builtins(engine.team.ranks),
     }
-    search = any(map(is_once, begin.files)) and not earlier  # files were searched before
-    kept = KeptColumns(begin.selection, search=search) if begin.selection.any else None
+    once = any(map(is_once, begin.files))  # else they were searched before
+    kept = KeptColumns(begin.selection, search=once and not earlier) if begin.selection.any else None
     writer = ResultsWriter(
         job.output,
         attributes=attributes,
@@ -260,8 +260,8 @@ def _open_lead(job: Job, engine: Engine, begin: Begin) -> _Lead:
         score=job.score,
         adapters=tuple(job.adapters),
     )
-    if job.prefix_sharing and not any(map(is_once, begin.files)):
-        rows = by_beginning(rows, kept.size if kept else None)
+    if job.prefix_sharing and not once:
+        rows = in_order(rows, kept.size if kept else None)
     prompts = tokenized(rows, tokenizer, engine.max_positions, kept)
     if earlier:
         for warning in earlier.warnings:
@@ -296,6 +296,4 @@ def _finish(job: Job, lead: _Lead, figures: dict[str, Any], signals: Signals) ->
     if causes := lead.desk.told.summary(lead.errors_before) if lead.desk.told else "":
         logger.warning(causes)
     logger.info(text.closing(job.output, done, lead.total.rows if code else done, lead.writer.sample_count, errors))
-    if code:
-        return code
-    return ROW_ERRORS if lead.writer.error_count else 0
+    return code or (ROW_ERRORS if lead.writer.error_count else 0)

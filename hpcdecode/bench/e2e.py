@@ -144,7 +144,8 @@ def play(site: Site, contenders: list[Hpcdecode | Peer], workload: Workload, tur
         UserError: If a contender does not do the same work.
     """
     limits = site.limits(workload)
-    best = ideal(site.shape, [len(ids) for ids in site.prompts(workload)], workload.new, limits)
+    lengths = [len(ids) for ids in site.prompts(workload)]
+    best = ideal(site.shape, lengths, workload.new, limits, workload.shared)
     gflops = 2 * PREFILL_TOKENS * site.shape.layer_weights / limits.body[PREFILL_TOKENS] / 1e9
     _say(f"{workload.name}: {gflops:.0f} GFLOP/s, {limits.read / 1e9:.1f} GB/s, ideal {best.seconds:.2f} s")
     found: dict[str, MeasuredRun] = {}

@@ -71,32 +71,34 @@ class Ideal:
         return self.prefill_seconds + self.decode_seconds
 
 
-def ideal(shape: Shape, lengths: Sequence[int], new: int, limits: IdealTimes) -> Ideal:
+def ideal(shape: Shape, lengths: Sequence[int], new: int, limits: IdealTimes, shared: Sequence[int] = ()) -> Ideal:
     """Return the seconds of GEMMs at the measured rate, and of KV bytes at the measured bandwidth.
 
-    Both take the same cores, one after the other. With B rows of n_i prompt tokens, N new tokens each, and chunks of C
-    prompt tokens:
+    Both take the same cores, one after the other. With B rows of n_i prompt tokens, of which s_i are those of another
+    row, N new tokens each, and chunks of C prompt tokens:
 
-    prefill_seconds = sum(n_i) / C * body(C) + head(B) + attention FLOP / rate(C)
+    prefill_seconds = sum(n_i - s_i) / C * body(C) + head(B) + attention FLOP / rate(C)
     decode_seconds = (N - 1) * (body(B) + head(B)) + KV bytes of sum(n_i + t) over rows and t = 1..N-1 / bandwidth
                      + (N - 1) * B * 2 * bytes of a sequence's states / bandwidth
 
-    Causal attention takes half the FLOP of all pairs, n_i^2; rate(C) is the FLOP/s of body(C).
+    Causal attention takes half the FLOP of all pairs, n_i^2 - s_i^2; rate(C) is the FLOP/s of body(C).
 
     Args:
         shape: Of the model.
         lengths: Prompt tokens of every row.
         new: Tokens to generate for each.
         limits: What the machine allows.
+        shared: Tokens of every row that others have prefilled; nothing for none.
     """
     rows, steps = len(lengths), new - 1
+    earlier = shared or [0] * rows
     chunk = limits.body[PREFILL_TOKENS]
     rate = PREFILL_TOKENS * 2 * shape.layer_weights / chunk
-    attention = shape.pair_flop / 2 * sum(n * n for n in lengths)
+    attention = shape.pair_flop / 2 * sum(n * n - s * s for n, s in zip(lengths, earlier, strict=True))
     held = steps * sum(lengths) + rows * steps * (steps + 1) // 2  # tokens read, over all steps
     moved = held * shape.kv_bytes + 2 * steps * rows * shape.state_bytes  # bytes
     return Ideal(
-        prefill_seconds=sum(lengths) / PREFILL_TOKENS * chunk + limits.head[rows] + attention / rate,
+        prefill_seconds=(sum(lengths) - sum(earlier)) / PREFILL_TOKENS * chunk + limits.head[rows] + attention / rate,
         decode_seconds=steps * (limits.body[rows] + limits.head[rows]) + moved / limits.read,
     )
 

@@ -22,6 +22,7 @@ CPUS = sorted(os.sched_getaffinity(0))
 with open("/proc/cpuinfo") as info:
     DTYPE = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(info.read().split()) else "float32"
 
+_BEGINNING = 256  # tokens; if rows begin with the same ones, vLLM's cache of prefixes is on
 Rows = list[list[int]]  # token ids of every row
 Speculative = dict[str, Any] | None  # settings of speculative decoding
 
@@ -73,7 +74,7 @@ class Transformers:
 class Vllm:
     """The CPU backend, compiled, with its engine in this process."""
 
-    def __init__(self, model: str, lengths: list[int], new: int, speculative: Speculative = None):
+    def __init__(self, model: str, lengths: list[int], new: int, speculative: Speculative = None, shared: bool = False):
         os.environ.update(
             HF_HUB_OFFLINE="1",
             VLLM_CPU_KVCACHE_SPACE=str(kv_gibibytes(model, lengths, new)),
@@ -84,14 +85,14 @@ class Vllm:
         )
         import vllm
 
-        self.vllm, self.version = vllm, vllm.__version__
+        self.vllm, self.version, self.shared = vllm, vllm.__version__, shared
         self.engine = vllm.LLM(
             model=model,
             dtype=DTYPE,
             max_num_seqs=len(lengths),
             max_num_batched_tokens=4096,
             max_model_len=max(lengths) + new,
-            enable_prefix_caching=False,
+            enable_prefix_caching=shared,
             speculative_config=speculative,
         )
 
@@ -100,6 +101,8 @@ class Vllm:
         greedy = self.vllm.SamplingParams(
             temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True, detokenize=False
         )
+        if self.shared:
+            self.engine.reset_prefix_cache()  # of the run before
         results = self.engine.generate([{"prompt_token_ids": p} for p in prompts], greedy, use_tqdm=False)
         return [list(r.outputs[0].token_ids) for r in results]
 
@@ -258,8 +261,10 @@ def main(peer: str, model: str, rows: str, new_tokens: str, out: str, speculativ
     new = int(new_tokens)
     with open(rows) as file:
         prompts = [json.loads(line)["prompt_token_ids"] for line in file]
-    guessing = [json.loads(speculative)] if speculative else []
-    engine = PEERS[peer](model, [len(p) for p in prompts], new, *guessing)
+    given: dict[str, Any] = {"speculative": json.loads(speculative)} if speculative else {}
+    if peer == "vllm":
+        given["shared"] = len({tuple(p[:_BEGINNING]) for p in prompts}) < len(prompts)
+    engine = PEERS[peer](model, [len(p) for p in prompts], new, **given)
     engine.generate(prompts[:4], 4)
     seconds = []
     for count in (1, new):

@@ -106,6 +106,8 @@ class Workload:
         shortest: Fewest prompt tokens.
         longest: Most prompt tokens.
         new: Tokens to generate for each row.
+        documents: Number of texts that rows begin with, each in its turn; 0 if no two rows begin alike.
+        document: Tokens of one.
     """
 
     name: str
@@ -113,9 +115,11 @@ class Workload:
     shortest: int
     longest: int
     new: int = 128
+    documents: int = 0
+    document: int = 0
 
     def prompts(self, shape: Shape, folder: Path | None = None) -> list[list[int]]:
-        """Return random token ids; no two rows share a beginning that a cache could reuse.
+        """Return random token ids.
 
         Args:
             shape: Of the model.
@@ -123,7 +127,14 @@ class Workload:
         """
         draw = random.Random(self.name)
         lengths = [draw.randint(self.shortest, self.longest) for _ in range(self.rows)]
-        return [[draw.randrange(len(_SPECIAL), shape.vocabulary) for _ in range(n)] for n in lengths]
+        own = [[draw.randrange(len(_SPECIAL), shape.vocabulary) for _ in range(n)] for n in lengths]
+        texts = [draw.choices(range(len(_SPECIAL), shape.vocabulary), k=self.document) for _ in range(self.documents)]
+        return [texts[i % self.documents] + ids for i, ids in enumerate(own)] if texts else own
+
+    @property
+    def shared(self) -> list[int]:
+        """Return the tokens of each row that a row before it begins with, too."""
+        return [self.document * (row >= self.documents) for row in range(self.rows)]
 
 
 WORKLOADS = {
@@ -135,6 +146,7 @@ WORKLOADS = {
         Workload("w128", 128, 64, 128),
         Workload("w256", 256, 64, 128),
         Workload("l32", 32, 1024, 1024),
+        Workload("d24", 192, 24, 48, new=16, documents=24, document=1024),
     )
 }
 

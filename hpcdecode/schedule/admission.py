@@ -125,6 +125,8 @@ class Admission:
                 self.waiting += sequences
             self.waiting.popleft()
             headroom -= count
+        if group.sequences:
+            group.share_with(self.following(), slots)
         for sequence in group.members:
             self.placement.add(sequence)
             if sequence.prefix:

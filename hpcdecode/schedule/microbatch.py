@@ -12,7 +12,7 @@ from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Load, Placement, Trajectories
 from hpcdecode.schedule.policies.base import Policy
-from hpcdecode.schedule.prefixes import Prefixes
+from hpcdecode.schedule.prefixes import Beginning, Prefixes
 from hpcdecode.schedule.slots import Slots
 
 
@@ -85,6 +85,47 @@ class MicroBatch:
             return True
         return False
 
+    def share_with(self, following: Beginning, slots: Slots) -> None:
+        """Make a prefix of what a prompt to come shares with a sequence that was admitted, if it fits.
+
+        Else the sequence would prefill it, and the prefix that the prompt finds would be prefilled again.
+
+        Args:
+            following: of the prompt.
+            slots: of the lane.
+        """
+        known, length = self.known.find(following.ids, following.adapter)
+        if not length or not len(slots):
+            return
+        before, new = self.start_step, self._new_prefix(list(following.ids[:length]), known, following.adapter)
+        sharing = self._begin_with(new)
+        if not sharing:
+            return
+        self.placement.hold(new)
+        self.prefixes.append(new)
+        self._start_at(self._start_with())
+        if self.policy.allows(self.members) and all(self.placement.fits(r, self._with(r)) for r in self._on):
+            self.known.add(new)
+            slots.take(new)
+            return
+        self.prefixes.pop()
+        self.placement.drop(new)
+        for sequence in sharing:
+            sequence.begin_with(known)
+        self._remaining = sum(map(remaining, self.sequences))
+        self._start_at(before)
+
+    def _begin_with(self, new: Prefix) -> list[SequenceState]:
+        """Have the sequences that were admitted begin with a prefix, where they can; return these."""
+        found = []
+        for other in self.sequences:
+            same = other.swap is None and other.prefix is new.prefix and other.rank in new.ranks
+            if same and new.begins(np.array(other.shareable_ids, np.int32), other.adapter):
+                other.begin_with(new)
+                found.append(other)
+        self._remaining = sum(map(remaining, self.sequences))
+        return found
+
     def _take(self, sequence: SequenceState, slots: Slots) -> None:
         self.sequences.append(sequence)
         self.lacks_room = False
@@ -111,11 +152,7 @@ class MicroBatch:
             self.placement.drop(new)
             return False
         self.known.add(new)
-        for other in self.sequences:  # admitted before it was found
-            same = other.prefix is new.prefix and other.rank in new.ranks
-            if same and new.begins(np.array(other.shareable_ids, np.int32), other.adapter):
-                other.begin_with(new)
-        self._remaining = sum(map(remaining, self.sequences))
+        self._begin_with(new)  # those that were admitted before it was found
         return True
 
     def _place(self, sequence: SequenceState, prefix: Prefix | None) -> bool:
@@ -142,9 +179,10 @@ class MicroBatch:
         self._start_at(before)
         return False
 
-    def _start_with(self, sequence: SequenceState) -> int:
+    def _start_with(self, sequence: SequenceState | None = None) -> int:
         """Return the step at which the micro-batch starts if it has this sequence, too."""
-        steps = self._steps(sum(map(remaining, self.prefixes))) + self._steps(self._remaining + remaining(sequence))
+        more = remaining(sequence) if sequence else 0
+        steps = self._steps(sum(map(remaining, self.prefixes))) + self._steps(self._remaining + more)
         if self.busy:  # prompts ride along with decoding: spread them evenly
             steps = ceil(steps / self.policy.period) * self.policy.period
         return self.now + steps
@@ -156,7 +194,7 @@ class MicroBatch:
             self._loads.clear()
             _set_start(self.members, step)
 
-    def _with(self, rank: int, sequence: SequenceState | None) -> list[SequenceState]:
+    def _with(self, rank: int, sequence: SequenceState | None = None) -> list[SequenceState]:
         """Return the members on an R-rank, and a sequence with its forks."""
         return [*self._on.get(rank, ()), *(sequence.with_forks if sequence else ())]
 

@@ -56,12 +56,14 @@ def checkpoint_of_experts(request):
     return request.getfixturevalue("checkpoint")("mixtral")
 
 
-def test_workloads_are_the_same_every_time_and_share_no_beginnings():
+def test_workloads_are_the_same_every_time_and_share_what_they_say():
     for workload in WORKLOADS.values():
-        prompts = workload.prompts(TINY)
+        prompts, own = workload.prompts(TINY), [workload.document] * workload.rows
         assert prompts == workload.prompts(TINY)
-        assert len(prompts) == workload.rows == len({tuple(p[:16]) for p in prompts})
-        assert {len(p) for p in prompts} <= set(range(workload.shortest, workload.longest + 1))
+        assert len(prompts) == workload.rows == len({tuple(p[n : n + 16]) for n, p in zip(own, prompts, strict=True)})
+        assert len({tuple(p[: workload.document or 16]) for p in prompts}) == (workload.documents or workload.rows)
+        assert sum(workload.shared) == workload.document * (workload.rows - workload.documents)
+        assert {len(p) - workload.document for p in prompts} <= {*range(workload.shortest, workload.longest + 1)}
         assert max(map(max, prompts)) < TINY.vocabulary
 
 

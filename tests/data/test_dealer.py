@@ -11,7 +11,7 @@ from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 
 
-def prompt(line, document=0, tokens=80, adapter=-1):
+def prompt(line, document=0, tokens=160, adapter=-1):
     return Prompt(line, str(line), [document] * tokens + [1000 + line], SamplingParams(), adapter=adapter)
 
 
@@ -47,7 +47,7 @@ def test_hands_are_bounded_and_then_the_group_is_that_of_both(monkeypatch):
     monkeypatch.setattr(module, "_MOST_ROWS", 3)
     dealer = dealt(documents(*[7] * 10))
     assert [take(dealer, taker) for taker in (0, 1, 1, 0, 1)] == [1, 5, 6, 2, 7]
-    monkeypatch.setattr(module, "_MOST_TOKENS", 100)
+    monkeypatch.setattr(module, "_MOST_TOKENS", 200)
     dealer = dealt(documents(*[7] * 10))
     assert [take(dealer, taker) for taker in (0, 1, 0, 1)] == [1, 4, 2, 5]
 
@@ -62,8 +62,8 @@ def test_the_rows_of_a_taker_that_is_gone_come_back():
 def test_what_begins_alike():
     assert begin_alike(prompt(1), prompt(2)) and not begin_alike(prompt(1), prompt(2, document=3))
     assert not begin_alike(prompt(1), prompt(2, adapter=0))
-    assert not begin_alike(prompt(1, tokens=40), prompt(2, tokens=40)), "too short to share"
-    assert begin_alike(prompt(1, tokens=80), prompt(2, tokens=60)) and not begin_alike(prompt(1, tokens=200), prompt(2))
+    assert not begin_alike(prompt(1, tokens=100), prompt(2, tokens=100)), "too short to share"
+    assert begin_alike(prompt(1), prompt(2, tokens=100)) and not begin_alike(prompt(1, tokens=400), prompt(2))
 
 
 @pytest.mark.parametrize("takers", [1, 2, 5])

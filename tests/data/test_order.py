@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hpcdecode.data.prompts import order
-from hpcdecode.data.prompts.order import by_beginning, grouped
+from hpcdecode.data.prompts.order import grouped, in_order
 from hpcdecode.data.prompts.rows import Row, RowError
 from hpcdecode.requests.params import SamplingParams
 
-DOCUMENTS = ["a" * 400, "b" * 1000, "a" * 200 + "c" * 400]
+DOCUMENTS = ["a" * 700, "b" * 1000, "a" * 300 + "c" * 400]
 
 
 def rows_of(prompts, **fields):
@@ -21,8 +21,8 @@ def rows_of(prompts, **fields):
     ]
 
 
-def lines_of(rows, **options):
-    return [row.line for row in by_beginning(rows, **options)]
+def lines_of(rows, kept=None):
+    return [row.line for row in in_order(rows, kept)]
 
 
 def test_rows_about_a_document_follow_each_other_in_the_order_of_the_files():
@@ -71,7 +71,7 @@ def test_errors_are_passed_on_and_windows_are_bounded(monkeypatch):
     asked = rows_of([("prompt", text + q) for q in ("?", "!", ".") for text in DOCUMENTS[:2]])
     assert lines_of([RowError(9, "9", "bad"), *asked]) == [9, 1, 3, 2, 4, 5, 6]
     monkeypatch.setattr(order, "_WINDOW_ROWS", 100)
-    monkeypatch.setattr(order, "_WINDOW_BYTES", 2800)
+    monkeypatch.setattr(order, "_WINDOW_BYTES", 3400)
     assert lines_of(asked) == [1, 3, 2, 4, 5, 6]
     assert lines_of(asked, kept=lambda line: 3000) == [1, 2, 3, 4, 5, 6]
 

@@ -10,7 +10,7 @@ from hpcdecode.requests.prompt import Prompt
 
 _MOST_ROWS = 32  # that wait for one taker
 _MOST_TOKENS = 1 << 20  # of prompts that wait, of all takers
-_LEAST_SHARED = 32  # tokens
+_LEAST_SHARED = 64  # tokens
 
 
 class PromptSource(Protocol):

@@ -8,7 +8,7 @@ within a window of rows that are read ahead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -17,26 +17,44 @@ from hpcdecode.data.prompts.rows import Row, RowError
 _WINDOW_ROWS = 1 << 16
 _WINDOW_BYTES = 1 << 27  # of texts, and of what is kept of rows
 _ID_BYTES = 8  # of a token id in a list
-_CHARACTERS, _IDS = 128, 32  # fewer in common are not worth sharing: a prefix has two KV blocks or more
+_CHARACTERS, _IDS = 256, 64  # fewer that are alike part no rows: a prefix has two KV blocks of 64 tokens or more
+
+
+class _Lined(Protocol):
+    """A row of any kind."""
+
+    @property
+    def line(self) -> int:
+        """Return its number, from 1."""
+
 
 PromptContent = str | list[int]  # text or token ids
 _Item = TypeVar("_Item")
+_Row = TypeVar("_Row", bound=_Lined)
 
 
-def by_beginning(rows: Iterable[Row | RowError], kept: Callable[[int], int] | None = None) -> Iterator[Row | RowError]:
+def in_order(rows: Iterable[Row | RowError], kept: Callable[[int], int] | None) -> Iterator[Row | RowError]:
+    """Return the rows of prompt files by their beginnings; see `by_beginning`."""
+    return by_beginning(rows, _content_of, kept)
+
+
+def by_beginning(
+    rows: Iterable[_Row | RowError], content: Callable[[_Row], PromptContent], kept: Callable[[int], int] | None = None
+) -> Iterator[_Row | RowError]:
     """Yield rows, in each window those whose prompts begin alike one after the other.
 
     Args:
         rows: Rows, and rows that cannot be used, which are passed on at once.
-        kept: Returns how many bytes are kept of a row, by its line; None for none.
+        content: Returns what is compared of a row.
+        kept: Returns how many bytes are kept of a row beside it, by its line; None for none.
     """
-    window: list[tuple[PromptContent, Row]] = []
+    window: list[tuple[PromptContent, _Row]] = []
     size = 0
     for row in rows:
         if isinstance(row, RowError):
             yield row
             continue
-        whole = _beginning_of(row)
+        whole = content(row)
         window.append((whole, row))
         size += len(whole) * (1 if isinstance(whole, str) else _ID_BYTES) + (kept(row.line) if kept else 0)
         if len(window) >= _WINDOW_ROWS or size >= _WINDOW_BYTES:
@@ -87,7 +105,7 @@ def _common(one: PromptContent, other: PromptContent) -> int:
     return low
 
 
-def _beginning_of(row: Row) -> PromptContent:
+def _content_of(row: Row) -> PromptContent:
     """Return a row's prompt, or what such messages are made of that prompts begin alike if they do."""
     if row.messages is not None:
         return msgspec.json.encode([row.chat.tools, row.messages]).decode()

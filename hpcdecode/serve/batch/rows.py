@@ -6,8 +6,11 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from hpcdecode.data.prompts.batch_format import is_request
 from hpcdecode.data.prompts.files import RawRow, json_lines
+from hpcdecode.data.prompts.order import PromptContent, by_beginning
 from hpcdecode.data.prompts.row_template import SOURCES
 from hpcdecode.data.prompts.rows import RowError, id_of, row_error, row_fields
 from hpcdecode.errors import RowProblem
@@ -33,7 +36,7 @@ class BatchRow(NamedTuple):
 def batch_rows(
     path: Path, endpoint: str, models: Collection[str], done: Callable[[int], bool]
 ) -> Iterator[BatchRow | RowError]:
-    """Yield the requests of a file that are not done.
+    """Yield the requests of a file that are not done, those whose prompts begin alike one after the other.
 
     Args:
         path: The file.
@@ -41,7 +44,17 @@ def batch_rows(
         models: Names by which requests may ask for the model, beside those of its directory.
         done: Returns whether the request of a line is done.
     """
-    return (_row(raw, endpoint, models) for raw in json_lines(str(path)) if not done(raw.number))
+    rows = (_row(raw, endpoint, models) for raw in json_lines(str(path)) if not done(raw.number))
+    return by_beginning(rows, _content_of)
+
+
+def _content_of(row: BatchRow) -> PromptContent:
+    """Return a request's prompt or messages, as far as it has what it should."""
+    body = row.fields["body"] if isinstance(row.fields["body"], dict) else {}
+    prompt = body.get("prompt")
+    return (
+        prompt if isinstance(prompt, str) else msgspec.json.encode([body.get("tools"), body.get("messages")]).decode()
+    )
 
 
 def first_problem(path: Path, most_rows: int) -> tuple[int, RowProblem | None, int]:
