@@ -76,7 +76,15 @@ def test_every_instruction_set_computes_what_the_merged_models_do(isa, dtype, ca
     )
 
 
-@pytest.mark.parametrize("inductor", [False, True])
+@pytest.mark.parametrize(
+    ("case", "inductor"),
+    [
+        *((kind, False) for kind in KINDS),
+        ("experts and head", True),
+        *(pytest.param(kind, True, marks=pytest.mark.full) for kind in KINDS if kind != "experts and head"),
+    ],
+    indirect=["case"],
+)
 def test_devices_compute_what_the_merged_models_do(inductor, case, monkeypatch):
     path, folders = case
     merged = [load_split(path, dtype="float32", lora=folder) for folder in folders.values()]

@@ -319,7 +319,7 @@ def as_released(path):
     edit(path, change)
 
 
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_deepseek_v4_has_experts_in_fp4(inside, tmp_path):
     """Scales are named `scale`; config.json states the type of experts beside the quantisation, or later in it."""
     source = save(tiny("deepseek_v4"), tmp_path / "source")
