@@ -24,6 +24,7 @@ from hpcdecode.schedule.speculation import Speculation
 MOST_GROWTH = 8  # of B, with optimistic admission
 _AHEAD_ON_GPUS = 2048  # rows looked at for each group on GPUs, whose B may be as large
 _MOST_AHEAD = 4096  # rows looked at
+_PREFIX_PART = 4  # of an R-rank's KV tokens one in so many, at most, is of prefixes, if there are several R-ranks
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -162,6 +163,8 @@ def schedulers_of(
         stops: what ends a sequence.
     """
     placement = placement_of(options, team, setup, len(scale.lanes))
+    if len(placement.capacity) > 1:  # each of them holds a prefix, few of them sequences that use it
+        prefix_tokens = min(prefix_tokens, min(placement.capacity) // (_PREFIX_PART * len(scale.lanes)))
     limits = [lane_limits(options, setup, batch, scale, prefix_tokens) for batch in scale.lanes]
     swaps = swaps_of(options, team, placement.footprint)
     drafting = Speculation(options.speculative_config, placement)

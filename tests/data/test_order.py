@@ -39,6 +39,15 @@ def test_token_ids_and_messages_are_grouped_too_and_kinds_are_not_compared():
     assert sorted(lines_of(mixed)) == [1, 2, 3]
 
 
+def test_messages_that_json_cannot_hold_stay_in_order():
+    deep = []
+    for _ in range(20_000):
+        deep = [deep]
+    odd = ["\ud800", object(), deep, 1 << 80]
+    chats = [[{"role": "user", "content": content}] for content in (*odd, "plain", *odd)]
+    assert sorted(lines_of(rows_of([("messages", chat) for chat in chats]))) == list(range(1, 10))
+
+
 def test_what_has_little_or_all_in_common_keeps_its_order():
     draw = np.random.default_rng(0)
     texts = ["Translate: " + "".join(map(chr, draw.integers(97, 123, 200))) for _ in range(50)]

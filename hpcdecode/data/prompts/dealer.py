@@ -99,5 +99,6 @@ class Dealer:
 def begin_alike(prompt: Prompt, other: Prompt) -> bool:
     """Return whether the first half of a prompt is what another one begins with, too."""
     half = len(prompt.token_ids) // 2
-    own: Sequence[int] = prompt.token_ids[:half]
-    return half >= _LEAST_SHARED and prompt.adapter == other.adapter and own == other.token_ids[:half]
+    if half < _LEAST_SHARED or prompt.adapter != other.adapter:
+        return False
+    return all(prompt.token_ids[:count] == other.token_ids[:count] for count in (_LEAST_SHARED, half))

@@ -105,10 +105,17 @@ def _common(one: PromptContent, other: PromptContent) -> int:
     return low
 
 
+def of_messages(tools: object, messages: object) -> str:
+    """Return a text for messages, whose prompts begin alike if it does; none for what JSON cannot hold."""
+    try:
+        return msgspec.json.encode([tools, messages]).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return ""
+
+
 def _content_of(row: Row) -> PromptContent:
-    """Return a row's prompt, or what such messages are made of that prompts begin alike if they do."""
     if row.messages is not None:
-        return msgspec.json.encode([row.chat.tools, row.messages]).decode()
+        return of_messages(row.chat.tools, row.messages)
     if row.prompt is not None:
         return row.prompt
     assert row.prompt_token_ids is not None, "a row has one of the three"

@@ -6,11 +6,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from hpcdecode.data.prompts.batch_format import is_request
 from hpcdecode.data.prompts.files import RawRow, json_lines
-from hpcdecode.data.prompts.order import PromptContent, by_beginning
+from hpcdecode.data.prompts.order import PromptContent, by_beginning, of_messages
 from hpcdecode.data.prompts.row_template import SOURCES
 from hpcdecode.data.prompts.rows import RowError, id_of, row_error, row_fields
 from hpcdecode.errors import RowProblem
@@ -52,9 +50,7 @@ def _content_of(row: BatchRow) -> PromptContent:
     """Return a request's prompt or messages, as far as it has what it should."""
     body = row.fields["body"] if isinstance(row.fields["body"], dict) else {}
     prompt = body.get("prompt")
-    return (
-        prompt if isinstance(prompt, str) else msgspec.json.encode([body.get("tools"), body.get("messages")]).decode()
-    )
+    return prompt if isinstance(prompt, str) else of_messages(body.get("tools"), body.get("messages"))
 
 
 def first_problem(path: Path, most_rows: int) -> tuple[int, RowProblem | None, int]:
