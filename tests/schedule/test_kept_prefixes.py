@@ -56,6 +56,15 @@ def test_rows_one_after_the_other_share_what_is_kept(keeps, tokens):
     assert prefilled(run(these, keeps)) == tokens
 
 
+@pytest.mark.parametrize(("batch", "period"), [(1, 1), (2, 1), (3, 2)])
+@pytest.mark.parametrize("alike", [1, 2, 6])
+def test_a_row_makes_a_prefix_of_what_the_next_one_shares_with_it(batch, period, alike):
+    """Rows come `alike` of a kind at a time: each kind's 96 tokens in whole blocks are prefilled once."""
+    these = rows(*([(5 + i // alike, 100), (30 + i, 20)] for i in range(12)))
+    machine = run(these, False, feed=ListFeed, batch=batch, period=period)
+    assert prefilled(machine) == (12 * 120 if alike == 1 else 12 // alike * 96 + 12 * 24)
+
+
 def test_rows_share_prefixes_with_those_of_their_own_adapter_alone():
     """K and V depend on it."""
     these = rows(*([(5, 100), (10 + i, 20)] for i in range(30)))
