@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcdecode.config import LITERAL, Job
+from hpcdecode.data.prompts.encoding import tokenized
 from hpcdecode.data.prompts.kept import KeptColumns
 from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.data.prompts.order import in_order
 from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
-from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.prompts.total import RowTotal
 from hpcdecode.data.results.earlier import EarlierRun
 from hpcdecode.data.results.identity import kept_before

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpcdecode.data.prompts.encoding import tokenized
 from hpcdecode.data.prompts.rows import Row, read_rows
-from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import torch
 
+from hpcdecode.data.prompts.encoding import tokenized
 from hpcdecode.data.prompts.given import KnownPrompts, read_row, text_of_row, with_params
 from hpcdecode.data.prompts.order import grouped
 from hpcdecode.data.prompts.rows import RowError, RowReader
-from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.data.results.collected import CollectedResults, RequestOutput, output_of, prompt_error, usable
 from hpcdecode.data.results.result import Result
 from hpcdecode.engine.capacity import require_capacity

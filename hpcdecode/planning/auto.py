@@ -10,11 +10,12 @@ import msgspec
 
 from hpcdecode.attention.shapes import recurrent_shapes, state_dtype_of
 from hpcdecode.config import EngineOptions, Job
+from hpcdecode.data.prompts.encoding import tokenized
 from hpcdecode.data.prompts.files import resolve
 from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
-from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.room import kv_share
 from hpcdecode.engine.setup import together

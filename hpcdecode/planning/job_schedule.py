@@ -9,11 +9,12 @@ import msgspec
 
 from hpcdecode.attention.shapes import recurrent_shapes
 from hpcdecode.config import Job
+from hpcdecode.data.prompts.encoding import tokenized
 from hpcdecode.data.prompts.files import resolve
 from hpcdecode.data.prompts.opening import is_once
 from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
-from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.engine.setup import apart, together
 from hpcdecode.engine.swap_room import obstacle
 from hpcdecode.errors import UserError

@@ -102,9 +102,10 @@ def of_file(path: str, model: str, max_tokens: int) -> Lengths:
 
 def _prompts(path: str, model: str, max_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield prompt tokens and max_tokens of every row that can be used."""
+    from hpcdecode.data.prompts.encoding import tokenized
     from hpcdecode.data.prompts.files import resolve
     from hpcdecode.data.prompts.rows import RowError, read_rows
-    from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+    from hpcdecode.data.prompts.tokenizer import Tokenizer
     from hpcdecode.requests.params import SamplingParams
 
     rows = read_rows(resolve((path,)), SamplingParams(max_tokens=max_tokens), adapters=None)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from hpcdecode.attention.shapes import LayerShape, MixerShape, attention_shapes, recurrent_shapes, with_states_as
-from hpcdecode.errors import UserError
+from hpcdecode.planning import traced_layers as traced
 from hpcdecode.planning.hardware import Device
 from hpcdecode.planning.layer_work import kv_bytes, wire_columns
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
 ELEMENT_BYTES = 2  # e: of activations, and of weights in bfloat16
 _EXPANDED_BYTES = 2 * ELEMENT_BYTES  # that a GPU writes and reads again of a weight that is not in bfloat16
@@ -123,14 +121,14 @@ class ModelSize(msgspec.Struct, frozen=True):
         from hpcdecode.model.frontend.architectures import decoder_of, text_of
         from hpcdecode.model.frontend.ngrams import TABLE
 
-        config, model = text_of(whole), _without_weights(directory, whole)
-        output, embedding = _embedding_weights(model)
+        config, model = text_of(whole), traced.without_weights(directory, whole)
+        output, embedding = traced.embedding_weights(model)
         named = {name: p for name, p in decoder_of(model).named_parameters() if p is not output}
         parameters = sum(p.numel() for p in [*named.values(), output])
         own_head = 0 if output is embedding else output.numel()
         tables = sum(p.numel() for name, p in named.items() if TABLE in name)
         experts = {name: p for name, p in named.items() if ".experts." in name}
-        layers = _traced_layers(directory)
+        layers = traced.traced_layers(directory)
         return cls(
             layer_weights=parameters - embedding.numel() - own_head - tables,
             head_weights=output.numel(),
@@ -249,69 +247,15 @@ def _kept_file(directory: str) -> Path:
     from hpcdecode.system.kept import directory as directory_of_kept
 
     folder = model_folder(directory)
-    files = (config_file(folder), *(Path(str(code)) for code in (__file__, shapes.__file__, mixers.__file__)))
+    files = (
+        config_file(folder),
+        *(Path(str(code)) for code in (__file__, traced.__file__, shapes.__file__, mixers.__file__)),
+    )
     about = (file.read_text(encoding="utf-8") for file in files)
     return directory_of_kept() / f"{cache.key(folder, torch.bfloat16, *about)}.size"
-
-
-class _TracedLayers(NamedTuple):
-    """Shapes of a model's layers as R-ranks hold them; those on GPUs are empty if they are the same.
-
-    Sequences have at most `max_positions` tokens with those on CPUs.
-    """
-
-    on_cpus: tuple[MixerShape, ...]
-    on_gpus: tuple[MixerShape, ...]
-    max_positions: int | None
-
-
-def _traced_layers(directory: str) -> _TracedLayers:
-    """Return the shapes of a model's layers, as a job has them."""
-    import torch
-
-    from hpcdecode.model.frontend.absorb import absorb
-    from hpcdecode.model.frontend.cache import cached_trace
-    from hpcdecode.model.frontend.choose import join_indexers, leave_out_indexers
-    from hpcdecode.model.frontend.gguf.folder import model_folder
-    from hpcdecode.model.run.mixers import layer_shapes
-
-    traced = partial(cached_trace, model_folder(directory), torch.bfloat16, announce=True)
-    trace = traced()
-    absorb(trace)
-    trace = join_indexers(trace)
-    shapes = layer_shapes(trace)
-    on_gpus: tuple[MixerShape, ...] = ()
-    if any(shape.indexer and not shape.compress_rate for shape in attention_shapes(shapes)):
-        plain = leave_out_indexers(traced())
-        absorb(plain)
-        on_gpus = layer_shapes(plain)
-    return _TracedLayers(shapes, on_gpus, trace.facts.max_positions)
 
 
 def _experts_per_token(config: PretrainedConfig) -> int:
     """Return k, the routed experts that a token goes to; 0 if config.json does not say."""
     stated = (getattr(config, name, None) for name in ("num_experts_per_tok", "num_experts_per_token"))
     return next((k for k in stated if k), 0)
-
-
-def _embedding_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """Return the weights of the logits, and of the embedding; they are one tensor if they are tied."""
-    from torch import Tensor
-
-    output = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-    embedding = model.get_input_embeddings().weight
-    assert isinstance(output, Tensor) and isinstance(embedding, Tensor), "embeddings have a weight"
-    return output, embedding
-
-
-def _without_weights(directory: str, config: PretrainedConfig) -> PreTrainedModel:
-    """Return the model on the meta device, where weights have shapes only."""
-    import torch
-
-    from hpcdecode.model.frontend.architectures import build
-
-    try:
-        with torch.device("meta"):
-            return build(config, torch.bfloat16)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{directory}: expected the config.json of a decoder: {error}") from None

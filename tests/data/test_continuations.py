@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from hpcdecode.data.prompts.continuations import MAX_CONTINUATIONS
+from hpcdecode.data.prompts.encoding import tokenized
 from hpcdecode.data.prompts.rows import Row, RowError, read_rows
 from hpcdecode.data.prompts.targets import windows
-from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 

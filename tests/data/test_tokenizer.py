@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcdecode.data.prompts import tokenizer as tokens
+from hpcdecode.data.prompts import encoding as tokens
 from hpcdecode.data.prompts.columns import unpack
+from hpcdecode.data.prompts.encoding import tokenized
 from hpcdecode.data.prompts.kept import ALL, KeptColumns, Selection
 from hpcdecode.data.prompts.rows import Row, RowError, read_rows
-from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import RowProblem, UserError
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import hpcdecode
+from hpcdecode.data.prompts.encoding import tokenized
 from hpcdecode.data.prompts.rows import read_rows
-from hpcdecode.data.prompts.tokenizer import tokenized
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.system.model_path import find_model

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from hpcdecode.data.prompts.encoding import tokenized
 from hpcdecode.data.prompts.fields import LORA, row_params
 from hpcdecode.data.prompts.files import RawRow
 from hpcdecode.data.prompts.rows import Row, RowError, RowReader
-from hpcdecode.data.prompts.tokenizer import Tokenizer, tokenized
+from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.errors import PromptError, RowProblem
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
