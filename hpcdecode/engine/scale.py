@@ -90,7 +90,8 @@ def _choose(
     options: EngineOptions, team: Team, group: Group, setup: Setup, first: list[Prompt], all_rows: bool, live: bool
 ) -> Scale:
     """Return the sizes of a group. B is at most what its KV caches hold of sequences of one block."""
-    capacity = sum(capacity_of(options, team, group))
+    capacities = capacity_of(options, team, group)
+    capacity, shares = sum(capacities), options.prefix_sharing and len(capacities) == 1
     crosses = apart(team, group)
     home = team.ranks[group.home]
     lanes = options.lanes or usual_lanes(home.pp, home.turns, crosses, home.copies - home.turns)
@@ -106,6 +107,7 @@ def _choose(
         len(team.groups),
         footprint,
         largest,
+        shares,
     )
     batch = max(min(batch, capacity // (setup.state_tokens + setup.block_tokens)), 1)
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity, footprint)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from hpcdecode.attention.footprint import ENDLESS, WHOLE, Footprint
 from hpcdecode.requests.prompt import Prompt
+from hpcdecode.schedule.prefixes import in_common
 
 LOOKAHEAD = 256  # rows looked at for each group on CPUs, and the largest B that is chosen there
 FULL = 0.9  # share of the KV capacity that the steady state may take
+_SHARED = 128  # tokens that rows begin with, from which on they share them: two KV blocks
 PERIODS = 16  # injections in the life of a sequence: the peak load is (1 + 1/16)/2 of the static one
 
 
@@ -32,6 +37,7 @@ def choose(
     groups: int = 1,
     footprint: Footprint = WHOLE,
     most: int = LOOKAHEAD,
+    shares: bool = False,
 ) -> Sizes:
     """Return B, F and S of a group of ranks, from those that are given and the first rows of the job.
 
@@ -49,10 +55,12 @@ def choose(
         groups: that share the rows.
         footprint: what a sequence takes of the capacity.
         most: largest B to choose, unless a row needs more at once.
+        shares: whether what a row and the one before it begin with is held once.
     """
     longest = min(footprint.longest(capacity), ENDLESS if context is None else context)
     steps = max(max((new_tokens(p, longest) for p in first), default=max_tokens) - 1, 1)
-    prompt, least = mean_prompt(first), max((at_once(p) for p in first), default=1)
+    once = shared_tokens(first) / max(sum(p.sequences for p in first), 1) if shares else 0.0
+    prompt, least = mean_prompt(first) - once, max((at_once(p) for p in first), default=1)
     sequences = max(-(-sum(p.sequences for p in first) // groups), least)
     if all_rows and sequences <= (batch or most) and sequences * footprint.held(prompt + steps) <= FULL * capacity:
         return Sizes(batch or sequences, period or steps, steps)
@@ -86,6 +94,14 @@ def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int
 def mean_prompt(first: Sequence[Prompt]) -> float:
     """Return the mean prompt tokens over the samples of all rows."""
     return sum(p.input_tokens for p in first) / max(sum(p.sequences for p in first), 1)
+
+
+def shared_tokens(first: Sequence[Prompt]) -> int:
+    """Return the prompt tokens of rows that the row before begins with too, where they are enough to be shared."""
+    ids = [np.array(p.token_ids, np.int32) for p in first]
+    found = (in_common(one, other) for one, other in pairwise(ids))
+    alike = zip(found, pairwise(first), strict=True)
+    return sum(count for count, (one, other) in alike if count >= _SHARED and one.adapter == other.adapter)
 
 
 def at_once(prompt: Prompt) -> int:

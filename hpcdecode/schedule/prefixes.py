@@ -60,7 +60,7 @@ class Prefixes:
             return Match(None, 0)
         ids = np.array(input_ids, np.int32)
         known, alike = self._longest(ids, adapter), (other for own, other in self._recent if own == adapter)
-        length = min(max((_common(ids, other) for other in alike), default=0), len(ids) - 1)
+        length = min(max((in_common(ids, other) for other in alike), default=0), len(ids) - 1)
         length -= length % self.block_tokens
         if length < (known.prompt_length if known else 0) + self._least or (known and not known.complete):
             return Match(known, 0)
@@ -116,7 +116,7 @@ class Prefixes:
             yield prefix
 
 
-def _common(ids: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+def in_common(ids: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     """Return how many tokens both begin with."""
     length = min(len(ids), len(other))
     different = np.flatnonzero(ids[:length] != other[:length])

@@ -182,6 +182,17 @@ def test_a_family_that_fits_nowhere_is_refused():
     assert "expected at most 8" in feed.refused[1][1] and "batch" in feed.refused[1][1]
 
 
+def test_auto_counts_what_rows_share_once():
+    def batch_of(shares, beginnings):
+        ids = [[token] * 1000 + [9 + i] * 100 for i, token in enumerate(beginnings)]
+        rows = [Prompt(i, "", own, SamplingParams(max_tokens=64, ignore_eos=True)) for i, own in enumerate(ids)]
+        return choose(None, None, rows, False, 64, 20_000, shares=shares).batch
+
+    alike, apart = [i // 32 for i in range(256)], [i % 8 for i in range(256)]
+    assert batch_of(False, alike) == batch_of(False, apart) == batch_of(True, apart) == 18_000 // 1133
+    assert batch_of(True, alike) == 18_000 // (1133 - 1000 * 31 // 32)
+
+
 def test_auto_starts_a_small_job_at_once_and_staggers_a_large_one():
     few, many = prompts([(50, 64)] * 10), prompts([(50, 64)] * 256)
     assert choose(None, None, few, True, 64, 100_000) == (10, 63, 63)
