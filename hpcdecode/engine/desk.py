@@ -144,6 +144,10 @@ class Desk:
         """Return the next prompt of a taker, or None if there are no more."""
         return self.feed.peek() if self.live else self._dealer.peek(taker)
 
+    def at_hand(self, taker: int = 0) -> Prompt | None:
+        """Return the next prompt of a taker if it can be had at once, or None."""
+        return self.feed.peek() if self.live else self._dealer.at_hand(taker)
+
     def exhausted(self) -> bool:
         """Return whether there are no more prompts."""
         return not self._dealer.waiting and self.feed.peek() is None

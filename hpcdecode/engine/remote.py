@@ -186,6 +186,10 @@ class RemoteDesk:
             self._ahead = min(2 * self._ahead, self._batch)
         return self._dealer.peek(taker)
 
+    def at_hand(self, taker: int = 0) -> Prompt | None:
+        """Return a lane's next prompt if it is here, or None; the lead is not asked."""
+        return self._dealer.at_hand(taker)
+
     def exhausted(self) -> bool:
         """Return whether the lead has no more rows."""
         return not self._look() and self._ended

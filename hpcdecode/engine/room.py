@@ -188,10 +188,9 @@ def prefix_bytes(team: Team, setup: Setup) -> int:
     if team.me.device != "cpu":
         return _LEAST_PREFIX_BYTES
     s_ranks = sum(rank.has_s for rank in team.ranks if rank.host == team.me.host)
-    share = max(available_bytes() - setup.mapped_bytes, 0) * _PREFIX_SHARE / s_ranks
-    return max(int(share), _LEAST_PREFIX_BYTES)
+    return max(kv_share(available_bytes(), setup.mapped_bytes, s_ranks, _PREFIX_SHARE), _LEAST_PREFIX_BYTES)
 
 
-def kv_share(available: int, weights: int, r_ranks: int) -> int:
-    """Return the bytes of the KV cache of each R-rank of a host, from what is free there beside weights to come."""
-    return int(max(available - weights, 0) * _MEMORY_SHARE / r_ranks)
+def kv_share(available: int, weights: int, ranks: int, share: float = _MEMORY_SHARE) -> int:
+    """Return the bytes for K and V of each of a host's R-ranks, or others, of what is free beside weights to come."""
+    return int(max(available - weights, 0) * share / ranks)

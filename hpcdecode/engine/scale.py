@@ -14,7 +14,16 @@ from hpcdecode.ranks.team import Team
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.admission import LaneFeed, LaneSource
-from hpcdecode.schedule.auto import LOOKAHEAD, at_once, choose, load_limit, mean_prompt, split, usual_lanes
+from hpcdecode.schedule.auto import (
+    LOOKAHEAD,
+    at_once,
+    choose,
+    load_limit,
+    mean_prompt,
+    shared_tokens,
+    split,
+    usual_lanes,
+)
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
 from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
@@ -83,15 +92,23 @@ def choose_scales(
         all_rows: whether there are no others.
         live: whether rows come while the engine works.
     """
-    return [_choose(options, team, group, setup, first, all_rows, live) for group in team.groups]
+    shared = shared_tokens(first) if options.prefix_sharing else 0
+    return [_choose(options, team, group, setup, first, all_rows, live, shared) for group in team.groups]
 
 
 def _choose(
-    options: EngineOptions, team: Team, group: Group, setup: Setup, first: list[Prompt], all_rows: bool, live: bool
+    options: EngineOptions,
+    team: Team,
+    group: Group,
+    setup: Setup,
+    first: list[Prompt],
+    all_rows: bool,
+    live: bool,
+    shared: int,
 ) -> Scale:
     """Return the sizes of a group. B is at most what its KV caches hold of sequences of one block."""
     capacities = capacity_of(options, team, group)
-    capacity, shares = sum(capacities), options.prefix_sharing and len(capacities) == 1
+    capacity = sum(capacities)
     crosses = apart(team, group)
     home = team.ranks[group.home]
     lanes = options.lanes or usual_lanes(home.pp, home.turns, crosses, home.copies - home.turns)
@@ -107,7 +124,7 @@ def _choose(
         len(team.groups),
         footprint,
         largest,
-        shares,
+        shared if len(capacities) == 1 else 0,
     )
     batch = max(min(batch, capacity // (setup.state_tokens + setup.block_tokens)), 1)
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity, footprint)

@@ -57,6 +57,10 @@ class SimulatedFeed:
         """Return the next row that has arrived, or None."""
         return self._next if self._next and self.lengths.arrival[self._at] <= self.clock else None
 
+    def at_hand(self) -> Prompt | None:
+        """Return what `peek` does: nothing waits here."""
+        return self.peek()
+
     def exhausted(self) -> bool:
         """Return whether no row is there."""
         return self.peek() is None

@@ -81,6 +81,10 @@ class _PromptFeed:
         """Return the next row, or None."""
         return self._rows[-1] if self._rows else None
 
+    def at_hand(self) -> Prompt | None:
+        """Return what `peek` does: nothing waits here."""
+        return self.peek()
+
     def exhausted(self) -> bool:
         """Return whether no row is there."""
         return self.peek() is None

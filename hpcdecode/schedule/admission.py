@@ -24,6 +24,9 @@ class Feed(Protocol):
     def peek(self) -> Prompt | None:
         """Return the next prompt, or None if there is none at the moment."""
 
+    def at_hand(self) -> Prompt | None:
+        """Return the next prompt if it can be had at once, or None."""
+
     def exhausted(self) -> bool:
         """Return whether there are no more prompts; false as long as that is not known."""
 
@@ -39,6 +42,9 @@ class LaneSource(Protocol):
 
     def peek(self, taker: int) -> Prompt | None:
         """Return the next prompt of a lane."""
+
+    def at_hand(self, taker: int) -> Prompt | None:
+        """Return the next prompt of a lane if it can be had at once."""
 
     def exhausted(self) -> bool:
         """Return whether there are no more prompts."""
@@ -65,6 +71,10 @@ class LaneFeed:
     def peek(self) -> Prompt | None:
         """Return the next prompt, or None if there is none at the moment."""
         return self._source.peek(self._lane)
+
+    def at_hand(self) -> Prompt | None:
+        """Return the next prompt if it can be had at once, or None."""
+        return self._source.at_hand(self._lane)
 
     def pop(self) -> Prompt:
         """Take the next prompt."""
@@ -126,7 +136,7 @@ class Admission:
             self.waiting.popleft()
             headroom -= count
         if group.sequences:
-            group.share_with(self.following(), slots)
+            group.share_with(self._beginning_of(self.feed.at_hand()), slots)
         for sequence in group.members:
             self.placement.add(sequence)
             if sequence.prefix:
@@ -142,9 +152,12 @@ class Admission:
 
     def following(self) -> Beginning:
         """Return what the next sequence to place may share."""
+        return self._beginning_of(None if self.waiting else self.feed.peek())
+
+    def _beginning_of(self, prompt: Prompt | None) -> Beginning:
+        """Return what the next sequence to place may share, of this prompt if none waits."""
         if self.waiting:
             return Beginning(self.waiting[0].shareable_ids, self.waiting[0].adapter)
-        prompt = self.feed.peek()
         if prompt is None:
             return NOTHING
         return Beginning(prompt.targets[0].input_ids if prompt.targets else prompt.token_ids, prompt.adapter)

@@ -37,7 +37,7 @@ def choose(
     groups: int = 1,
     footprint: Footprint = WHOLE,
     most: int = LOOKAHEAD,
-    shares: bool = False,
+    shared: int = 0,
 ) -> Sizes:
     """Return B, F and S of a group of ranks, from those that are given and the first rows of the job.
 
@@ -55,11 +55,11 @@ def choose(
         groups: that share the rows.
         footprint: what a sequence takes of the capacity.
         most: largest B to choose, unless a row needs more at once.
-        shares: whether what a row and the one before it begin with is held once.
+        shared: prompt tokens of `first` that are held once, with those of other rows.
     """
     longest = min(footprint.longest(capacity), ENDLESS if context is None else context)
     steps = max(max((new_tokens(p, longest) for p in first), default=max_tokens) - 1, 1)
-    once = shared_tokens(first) / max(sum(p.sequences for p in first), 1) if shares else 0.0
+    once = shared / max(sum(p.sequences for p in first), 1)
     prompt, least = mean_prompt(first) - once, max((at_once(p) for p in first), default=1)
     sequences = max(-(-sum(p.sequences for p in first) // groups), least)
     if all_rows and sequences <= (batch or most) and sequences * footprint.held(prompt + steps) <= FULL * capacity:
@@ -98,10 +98,12 @@ def mean_prompt(first: Sequence[Prompt]) -> float:
 
 def shared_tokens(first: Sequence[Prompt]) -> int:
     """Return the prompt tokens of rows that the row before begins with too, where they are enough to be shared."""
-    ids = [np.array(p.token_ids, np.int32) for p in first]
-    found = (in_common(one, other) for one, other in pairwise(ids))
-    alike = zip(found, pairwise(first), strict=True)
-    return sum(count for count, (one, other) in alike if count >= _SHARED and one.adapter == other.adapter)
+    tokens = 0
+    for one, other in pairwise(first):
+        begun = one.token_ids[:_SHARED]
+        if len(begun) == _SHARED and begun == other.token_ids[:_SHARED] and one.adapter == other.adapter:
+            tokens += in_common(np.array(one.token_ids, np.int32), np.array(other.token_ids, np.int32))
+    return tokens
 
 
 def at_once(prompt: Prompt) -> int:

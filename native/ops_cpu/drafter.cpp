@@ -117,8 +117,7 @@ std::vector<int32_t> TokenHistory::draft(int most, double least, const std::vect
 TokenHistory::Guesses TokenHistory::guesses(bool others, int most, double least, Guesses made) const {
     const Texts& texts = others ? drafter_->outputs : own_;
     const size_t begun = made.size();
-    Runs runs = texts.longest_runs(begun == 0 ? own_.tokens(0) : last_tokens(made), drafter_->settings.longest,
-                                   others ? output_ : kNone);
+    Runs runs = texts.longest_runs(last_tokens(made), drafter_->settings.longest, others ? output_ : kNone);
     double chance = made.empty() ? 1 : made.back().chance;
     while (static_cast<int>(made.size()) < most && (made.empty() || chance > least)) {
         std::vector<int64_t> next;

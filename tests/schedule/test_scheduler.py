@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.schedule.auto import choose
+from hpcdecode.schedule.auto import choose, shared_tokens
 from tests.support.families import FAMILIES, run_families
 from tests.support.scheduling import ListFeed, Machine, prompts
 
@@ -186,7 +186,7 @@ def test_auto_counts_what_rows_share_once():
     def batch_of(shares, beginnings):
         ids = [[token] * 1000 + [9 + i] * 100 for i, token in enumerate(beginnings)]
         rows = [Prompt(i, "", own, SamplingParams(max_tokens=64, ignore_eos=True)) for i, own in enumerate(ids)]
-        return choose(None, None, rows, False, 64, 20_000, shares=shares).batch
+        return choose(None, None, rows, False, 64, 20_000, shared=shared_tokens(rows) if shares else 0).batch
 
     alike, apart = [i // 32 for i in range(256)], [i % 8 for i in range(256)]
     assert batch_of(False, alike) == batch_of(False, apart) == batch_of(True, apart) == 18_000 // 1133

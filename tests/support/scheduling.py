@@ -32,6 +32,9 @@ class ListFeed:
     def peek(self):
         return self.prompts[0] if self.prompts else None
 
+    def at_hand(self):
+        return self.peek()
+
     def exhausted(self):
         return self.peek() is None
 

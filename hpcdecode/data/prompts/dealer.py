@@ -19,6 +19,9 @@ class PromptSource(Protocol):
     def peek(self) -> Prompt | None:
         """Return the next prompt, which stays there, or None if there is none at the moment."""
 
+    def at_hand(self) -> Prompt | None:
+        """Return the next prompt if it can be had at once, which stays there, or None."""
+
     def pop(self) -> Prompt:
         """Take the next prompt."""
 
@@ -36,6 +39,8 @@ class PromptList:
     def peek(self) -> Prompt | None:
         """Return the next prompt, which stays, or None if there is none."""
         return self._prompts[0] if self._prompts else None
+
+    at_hand = peek
 
     def pop(self) -> Prompt:
         """Take the next prompt."""
@@ -71,6 +76,11 @@ class Dealer:
         if not hand and (longest := max(self._hands.values(), key=len)):
             hand.append(longest.pop())
         return hand[0] if hand else None
+
+    def at_hand(self, taker: int) -> Prompt | None:
+        """Return the next prompt of a taker, or of any if its hand is empty; it stays, and nobody waits for one."""
+        hand = self._hands.get(taker)
+        return hand[0] if hand else self._source.at_hand()
 
     def pop(self, taker: int) -> Prompt:
         """Take the next prompt of a taker; there must be one."""

@@ -32,6 +32,9 @@ class PromptQueue(Protocol):
     def peek(self) -> Prompt | None:
         """Return the next prompt, which stays in the queue, or None if there is none."""
 
+    def at_hand(self) -> Prompt | None:
+        """Return the next prompt if it can be had at once, which stays in the queue, or None."""
+
     def pop(self) -> Prompt:
         """Remove the next prompt and return it."""
 
@@ -73,6 +76,10 @@ class RowFeed:
             Exception: Any exception that reading the rows has raised.
         """
         return self._next[0] if self._fill(1) else None
+
+    def at_hand(self) -> Prompt | None:
+        """Return the next prompt if it has been taken from the thread, which stays in the queue, or None."""
+        return self._next[0] if self._next else None
 
     def pop(self) -> Prompt:
         """Remove the next prompt and return it."""

@@ -71,6 +71,8 @@ class LiveFeed:
         with self._lock:
             return self._next()[0] if self._count else None
 
+    at_hand = peek
+
     def pop(self) -> Prompt:
         """Remove the next prompt and return it; the next client's turn comes."""
         with self._lock:
