@@ -20,7 +20,6 @@ from hpcdecode.schedule.auto import (
     choose,
     load_limit,
     mean_prompt,
-    shared_tokens,
     split,
     usual_lanes,
 )
@@ -29,11 +28,12 @@ from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.speculation import Speculation
+from hpcdecode.schedule.spread import UNKNOWN, Spread, shared_by_pairs, spread_of
 
 MOST_GROWTH = 8  # of B, with optimistic admission
 _AHEAD_ON_GPUS = 2048  # rows looked at for each group on GPUs, whose B may be as large
 _MOST_AHEAD = 4096  # rows looked at
-_PREFIX_PART = 4  # of an R-rank's KV tokens one in so many, at most, is of prefixes, if there are several R-ranks
+_PREFIX_PART = 4  # one KV token in so many is for prefixes that lie on more R-ranks than they must
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -46,6 +46,7 @@ class Scale(msgspec.Struct, frozen=True):
         lanes: B of every lane.
         growth: to how many times that they may grow if sequences end early.
         live: whether rows come while the engine works.
+        spread: how many rows share prefixes.
     """
 
     batch: int
@@ -56,6 +57,7 @@ class Scale(msgspec.Struct, frozen=True):
     lanes: list[int]
     growth: int = 1
     live: bool = False
+    spread: Spread = UNKNOWN
 
     @property
     def slots(self) -> int:
@@ -92,8 +94,8 @@ def choose_scales(
         all_rows: whether there are no others.
         live: whether rows come while the engine works.
     """
-    shared = shared_tokens(first) if options.prefix_sharing else 0
-    return [_choose(options, team, group, setup, first, all_rows, live, shared) for group in team.groups]
+    alike = shared_by_pairs(first) if options.prefix_sharing else []
+    return [_choose(options, team, group, setup, first, all_rows, live, alike) for group in team.groups]
 
 
 def _choose(
@@ -104,7 +106,7 @@ def _choose(
     first: list[Prompt],
     all_rows: bool,
     live: bool,
-    shared: int,
+    alike: list[int],
 ) -> Scale:
     """Return the sizes of a group. B is at most what its KV caches hold of sequences of one block."""
     capacities = capacity_of(options, team, group)
@@ -124,7 +126,7 @@ def _choose(
         len(team.groups),
         footprint,
         largest,
-        shared if len(capacities) == 1 else 0,
+        sum(alike),
     )
     batch = max(min(batch, capacity // (setup.state_tokens + setup.block_tokens)), 1)
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity, footprint)
@@ -133,7 +135,7 @@ def _choose(
     of_lanes = split(batch, max(min(lanes, batch // most), 1))
     grows = options.admission == "optimistic" and options.batch is None
     growth = max(min(MOST_GROWTH, largest // batch), 1) if grows else 1
-    return Scale(batch, period, steps, load, prefill, of_lanes, growth, live)
+    return Scale(batch, period, steps, load, prefill, of_lanes, growth, live, spread_of(first, alike))
 
 
 def _largest_batch(options: EngineOptions, home: Rank, setup: Setup, lanes: int) -> int:
@@ -182,9 +184,8 @@ def schedulers_of(
         stops: what ends a sequence.
     """
     placement = placement_of(options, team, setup, len(scale.lanes))
-    if len(placement.capacity) > 1:  # each of them holds a prefix, few of them sequences that use it
-        prefix_tokens = min(prefix_tokens, min(placement.capacity) // (_PREFIX_PART * len(scale.lanes)))
-    limits = [lane_limits(options, setup, batch, scale, prefix_tokens) for batch in scale.lanes]
+    prefixes = prefix_tokens, sum(placement.capacity) // (_PREFIX_PART * len(scale.lanes))
+    limits = [lane_limits(options, setup, batch, scale, *prefixes) for batch in scale.lanes]
     swaps = swaps_of(options, team, placement.footprint)
     drafting = Speculation(options.speculative_config, placement)
     return [
@@ -197,7 +198,9 @@ def state_load(setup: Setup) -> int:
     return 2 * (setup.state_tokens or setup.block_tokens) if recurrent_shapes(setup.shapes) else 0
 
 
-def lane_limits(options: EngineOptions, setup: Setup, batch: int, scale: Scale, prefix_tokens: int = 0) -> LaneLimits:
+def lane_limits(
+    options: EngineOptions, setup: Setup, batch: int, scale: Scale, prefix_tokens: int = 0, prefix_room: int = 0
+) -> LaneLimits:
     """Return the limits of a lane whose share of the group's B is `batch`."""
     return LaneLimits(
         batch,
@@ -212,4 +215,6 @@ def lane_limits(options: EngineOptions, setup: Setup, batch: int, scale: Scale, 
         1 if options.admission == "optimistic" and options.period is None else None,
         keeps_prefixes=scale.live,
         apart=options.prefill_ranks > 0,
+        spread=scale.spread,
+        prefix_room=prefix_room,
     )

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 _NEVER = 1 << 40
 new_key = count().__next__  # of a sequence or prefix, unlike all others of this process
@@ -80,7 +81,7 @@ class Prefix:
     Attributes:
         prefix: the shorter one that it begins with; `shared` of its tokens lie in that one's blocks.
         ranks: R-ranks that hold it, all in the same slot.
-        users: sequences, and longer prefixes, that begin with it.
+        users: sequences, and longer prefixes, that begin with it and not with a copy on other R-ranks.
         last_used: lane step in which a sequence last began with it.
         adapter: number of their adapter, which K and V depend on; -1 for none.
         with_forks: no sequences; it is prefilled and draws no token.
@@ -99,6 +100,10 @@ class Prefix:
     shared_blocks: SharedBlocks | None = None
     with_forks: tuple[()] = ()
     key: int = field(default_factory=new_key)
+    _ids: NDArray[np.int32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ids = np.array(self.input_ids, np.int32)
 
     @property
     def prompt_length(self) -> int:
@@ -130,7 +135,10 @@ class Prefix:
         """Return whether all of it is prefilled."""
         return self.prefilled == self.prompt_length
 
-    def begins(self, ids: np.ndarray, adapter: int) -> bool:
+    def begins(self, ids: NDArray[np.int32], adapter: int) -> bool:
         """Return whether it is the beginning of longer ids of a prompt with an adapter, or -1 for none."""
-        shorter = adapter == self.adapter and self.prompt_length < len(ids)
-        return shorter and np.array_equal(ids[: self.prompt_length], self.input_ids)
+        return self.prompt_length < len(ids) and self.equals(ids[: self.prompt_length], adapter)
+
+    def equals(self, ids: NDArray[np.int32], adapter: int) -> bool:
+        """Return whether it has these ids and an adapter, or -1 for none."""
+        return adapter == self.adapter and np.array_equal(ids, self._ids)

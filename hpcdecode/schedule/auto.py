@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
-
-import numpy as np
 
 from hpcdecode.attention.footprint import ENDLESS, WHOLE, Footprint
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.schedule.prefixes import in_common
 
 LOOKAHEAD = 256  # rows looked at for each group on CPUs, and the largest B that is chosen there
 FULL = 0.9  # share of the KV capacity that the steady state may take
-_SHARED = 128  # tokens that rows begin with, from which on they share them: two KV blocks
 PERIODS = 16  # injections in the life of a sequence: the peak load is (1 + 1/16)/2 of the static one
 
 
@@ -94,16 +89,6 @@ def load_limit(batch: int, period: int, steps: int, prompt: float, capacity: int
 def mean_prompt(first: Sequence[Prompt]) -> float:
     """Return the mean prompt tokens over the samples of all rows."""
     return sum(p.input_tokens for p in first) / max(sum(p.sequences for p in first), 1)
-
-
-def shared_tokens(first: Sequence[Prompt]) -> int:
-    """Return the prompt tokens of rows that the row before begins with too, where they are enough to be shared."""
-    tokens = 0
-    for one, other in pairwise(first):
-        begun = one.token_ids[:_SHARED]
-        if len(begun) == _SHARED and begun == other.token_ids[:_SHARED] and one.adapter == other.adapter:
-            tokens += in_common(np.array(one.token_ids, np.int32), np.array(other.token_ids, np.int32))
-    return tokens
 
 
 def at_once(prompt: Prompt) -> int:

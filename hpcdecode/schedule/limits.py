@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcdecode.schedule.prefixes import MAX_PREFIXES
+from hpcdecode.schedule.spread import UNKNOWN, Spread
 
 
 def prefill_limit(apart: bool) -> int:
@@ -36,6 +37,8 @@ class LaneLimits:
         prefixes: the most prefixes at once.
         keeps_prefixes: whether those that nothing uses are held while there is room.
         apart: whether other ranks prefill its prompts while it decodes.
+        spread: how many rows share prefixes.
+        prefix_room: KV tokens, of all R-ranks, that prefixes may take and lie on more of them than they must.
     """
 
     batch: int
@@ -51,6 +54,8 @@ class LaneLimits:
     prefixes: int = MAX_PREFIXES
     keeps_prefixes: bool = False
     apart: bool = False
+    spread: Spread = UNKNOWN
+    prefix_room: int = 0
 
     @property
     def most(self) -> int:

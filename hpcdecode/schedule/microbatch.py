@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from math import ceil
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy as np
 from hpcdecode.requests.prefix import KvHolder, Prefix
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.placement import Load, Placement, Trajectories
+from hpcdecode.schedule.placement import Load, Placement, Trajectories, own_load
 from hpcdecode.schedule.policies.base import Policy
 from hpcdecode.schedule.prefixes import Beginning, Prefixes
 from hpcdecode.schedule.slots import Slots
+from hpcdecode.schedule.spread import has_many
 
 
 class MicroBatch:
@@ -71,19 +73,31 @@ class MicroBatch:
             sequence: with its forks.
             slots: of the lane, of which those that are needed are taken.
         """
-        known = None
-        if sequence.swap is None and (ids := sequence.shareable_ids):
-            known, length = self.known.find(ids, sequence.adapter)
-            if length and len(slots) > len(sequence.with_forks):
-                new = self._new_prefix(ids[:length], known, sequence.adapter)
-                if self._admit_with_new(sequence, new):
-                    slots.take(new)
-                    self._take(sequence, slots)
-                    return True
-        if any(self._place(sequence, prefix) for prefix in dict.fromkeys((known, None))):
-            self._take(sequence, slots)
-            return True
+        for prefix in self._ways(sequence, len(slots) > len(sequence.with_forks)):
+            if prefix is None or prefix.slot >= 0:
+                placed = self._place(sequence, prefix)
+            elif placed := self._place_with_new(sequence, prefix):
+                slots.take(prefix)
+            if placed:
+                self._take(sequence, slots)
+                return True
         return False
+
+    def _ways(self, sequence: SequenceState, may_add: bool) -> Iterator[Prefix | None]:
+        """Yield what a sequence might begin with, the best first: prefixes, new ones among them, and None."""
+        ids, adapter = sequence.shareable_ids, sequence.adapter
+        if sequence.swap is None and ids:
+            known, length = self.known.find(ids, adapter)
+            copied = ids[: known[0].prompt_length] if known else []
+            may_copy = may_add and known and self.known.has_room(len(copied))
+            if may_add and length:
+                yield from self._new_prefixes(ids[:length], sequence)
+            elif may_copy and all(map(self._has_many, known)):
+                yield from self._new_prefixes(copied, sequence, 2 * sum(len(p.ranks) for p in known))
+            yield from known
+            if may_copy:
+                yield from self._new_prefixes(copied, sequence)
+        yield None
 
     def share_with(self, following: Beginning, slots: Slots) -> None:
         """Make a prefix of what a prompt to come shares with a sequence that was admitted, if it fits.
@@ -94,12 +108,14 @@ class MicroBatch:
             following: of the prompt.
             slots: of the lane.
         """
-        known, length = self.known.find(following.ids, following.adapter)
+        length = self.known.find(following.ids, following.adapter).new_tokens
         if not length or not len(slots):
             return
-        before, new = self.start_step, self._new_prefix(list(following.ids[:length]), known, following.adapter)
-        sharing = self._begin_with(new)
-        if not sharing:
+        before, parents = self.start_step, {s.key: s.prefix for s in self.sequences}
+        for new in self._new_prefixes(list(following.ids[:length]), self.sequences[-1]):
+            if sharing := self._begin_with(new):
+                break
+        else:
             return
         self.placement.hold(new)
         self.prefixes.append(new)
@@ -111,7 +127,7 @@ class MicroBatch:
         self.prefixes.pop()
         self.placement.drop(new)
         for sequence in sharing:
-            sequence.begin_with(known)
+            sequence.begin_with(parents[sequence.key])
         self._remaining = sum(map(remaining, self.sequences))
         self._start_at(before)
 
@@ -120,7 +136,7 @@ class MicroBatch:
         found = []
         for other in self.sequences:
             same = other.swap is None and other.prefix is new.prefix and other.rank in new.ranks
-            if same and new.begins(np.array(other.shareable_ids, np.int32), other.adapter):
+            if same and _begins(other, new):
                 other.begin_with(new)
                 found.append(other)
         self._remaining = sum(map(remaining, self.sequences))
@@ -137,14 +153,44 @@ class MicroBatch:
             self._on.setdefault(member.rank, []).append(member)
             self._trajectories.add(member)
 
-    def _new_prefix(self, ids: list[int], known: Prefix | None, adapter: int) -> Prefix:
-        """Return a prefix on every R-rank on which it fits."""
-        new = Prefix(ids, known, prefilled=known.prompt_length if known else 0, adapter=adapter)
-        ranks = known.ranks if known else range(len(self.placement.capacity))
-        new.ranks = [r for r in ranks if self.placement.fits(r, [new, *self._on.get(r, ())])]
-        return new
+    def _new_prefixes(self, ids: list[int], sequence: SequenceState, least: int = 1) -> Iterator[Prefix]:
+        """Yield a prefix for a sequence on the R-ranks that suit it best and hold no copy; none if it fits nowhere."""
+        adapter, all_ranks = sequence.adapter, len(self.placement.capacity)
+        holding = {rank for copy in self.known.copies(ids, adapter) for rank in copy.ranks}
+        lane = len(self.known.live), all_ranks, self.limits.most, self.limits.prefix_room
+        count = max(self.limits.spread.ranks(len(ids), *lane), least)
+        load = self._load_beside(sequence) + self._load_to_come(sequence)
+        order = [r for r in self.placement.order(sequence, load) if r not in holding]
+        order.sort(key=self._waiting_for(ids, adapter).count, reverse=True)
+        for parent in (*self.known.shorter(ids, adapter), None):
+            new = Prefix(ids, parent, prefilled=parent.prompt_length if parent else 0, adapter=adapter)
+            fitting = (r for r in order if parent is None or r in parent.ranks)
+            fitting = (r for r in fitting if self.placement.fits(r, [new, *self._on.get(r, ())]))
+            if ranks := sorted(islice(fitting, count)):
+                new.ranks = ranks
+                yield new
+                return
 
-    def _admit_with_new(self, sequence: SequenceState, new: Prefix) -> bool:
+    def _load_to_come(self, sequence: SequenceState) -> Load:
+        """Return the tokens that rows to come will attend to on each R-rank, which share prefixes, if all are alike."""
+        load = np.zeros(len(self.placement.capacity))
+        for prefix in self.known.live:
+            if prefix.prompt_length > self.limits.spread.common:
+                rows = self.limits.spread.rows - prefix.users
+                load[prefix.ranks] += max(rows, 0) / len(prefix.ranks)
+        return load * own_load(sequence, self.placement.state_load)
+
+    def _waiting_for(self, ids: list[int], adapter: int) -> list[int]:
+        """Return the R-rank of each admitted sequence that begins with some tokens."""
+        beginning = Prefix(ids, None, adapter=adapter)
+        return [s.rank for s in self.sequences if s.swap is None and _begins(s, beginning)]
+
+    def _has_many(self, prefix: Prefix) -> bool:
+        """Return whether so many sequences begin with a prefix that a copy should be made."""
+        users = prefix.users + sum(member.prefix is prefix for member in self.members)
+        return has_many(users, len(prefix.ranks), len(self.placement.capacity), self.limits.most)
+
+    def _place_with_new(self, sequence: SequenceState, new: Prefix) -> bool:
         self.placement.hold(new)
         self.prefixes.append(new)
         if not self._place(sequence, new):
@@ -214,6 +260,10 @@ class MicroBatch:
 def remaining(holder: KvHolder) -> int:
     """Return the tokens that are not prefilled yet."""
     return holder.prompt_length - holder.prefilled
+
+
+def _begins(sequence: SequenceState, prefix: Prefix) -> bool:
+    return prefix.begins(np.array(sequence.shareable_ids, np.int32), sequence.adapter)
 
 
 def _set_start(sequences: Iterable[SequenceState], step: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcdecode.requests.prefix import Prefix
+from hpcdecode.schedule.spread import in_common
 
 MAX_PREFIXES = 64  # of a lane at once
 _BLOCKS = 2  # of the shortest
@@ -20,9 +21,9 @@ _RECENT = 64  # prompts that others are compared with
 
 
 class Match(NamedTuple):
-    """The longest prefix of a prompt, or None; and the tokens of a longer one that is worth making, or 0."""
+    """The copies of the longest prefix of a prompt, and the tokens of a longer one that is worth making, or 0."""
 
-    known: Prefix | None
+    known: Sequence[Prefix]
     new_tokens: int
 
 
@@ -57,15 +58,29 @@ class Prefixes:
     def find(self, input_ids: Sequence[int], adapter: int = -1) -> Match:
         """Return what a prompt with an adapter, or -1 for none, can share."""
         if not self.most_tokens or len(input_ids) <= self._least:
-            return Match(None, 0)
+            return Match((), 0)
         ids = np.array(input_ids, np.int32)
         known, alike = self._longest(ids, adapter), (other for own, other in self._recent if own == adapter)
         length = min(max((in_common(ids, other) for other in alike), default=0), len(ids) - 1)
         length -= length % self.block_tokens
-        if length < (known.prompt_length if known else 0) + self._least or (known and not known.complete):
+        if known and (length < known[0].prompt_length + self._least or not any(p.complete for p in known)):
             return Match(known, 0)
-        room = len(self.live) < self.most and self._tokens + length <= self.most_tokens
-        return Match(known, length if room else 0)
+        return Match(known, length if length >= self._least and self.has_room(length) else 0)
+
+    def has_room(self, tokens: int) -> bool:
+        """Return whether a prefix of so many tokens may be held, too."""
+        return len(self.live) < self.most and self._tokens + tokens <= self.most_tokens
+
+    def copies(self, input_ids: Sequence[int], adapter: int) -> list[Prefix]:
+        """Return the prefixes with these ids and an adapter, or -1 for none."""
+        ids = np.array(input_ids, np.int32)
+        return [p for p in self.live if p.equals(ids, adapter)]
+
+    def shorter(self, input_ids: Sequence[int], adapter: int) -> list[Prefix]:
+        """Return the complete prefixes that longer ids begin with, the longest first."""
+        ids = np.array(input_ids, np.int32)
+        found = (p for p in self.live if p.complete and p.begins(ids, adapter))
+        return sorted(found, key=lambda p: p.prompt_length, reverse=True)
 
     def remember(self, input_ids: Sequence[int], adapter: int = -1) -> None:
         """Compare prompts to come with this one, which has an adapter, or -1 for none."""
@@ -101,23 +116,19 @@ class Prefixes:
             dropped.append(prefix)
         return dropped
 
-    def _longest(self, ids: NDArray[np.int32], adapter: int) -> Prefix | None:
-        return max((p for p in self.live if p.begins(ids, adapter)), key=lambda p: p.prompt_length, default=None)
+    def _longest(self, ids: NDArray[np.int32], adapter: int) -> list[Prefix]:
+        """Return all copies of the longest prefix of a prompt, first those that are used least."""
+        found = [p for p in self.live if p.begins(ids, adapter)]
+        longest = max((p.prompt_length for p in found), default=0)
+        return sorted((p for p in found if p.prompt_length == longest), key=lambda p: p.users / len(p.ranks))
 
     def _drop_oldest(self, following: Beginning) -> Iterator[Prefix]:
         """Forget one complete prefix after the other that nothing uses; yield each."""
         kept = self._longest(np.array(following.ids, np.int32), following.adapter)
-        while unused := [p for p in self.live if p.complete and not p.users and p is not kept]:
+        while unused := [p for p in self.live if p.complete and not p.users and p not in kept]:
             prefix = min(unused, key=lambda p: p.last_used)
             prefix.live = False
             self.live.remove(prefix)
             if prefix.prefix:
                 prefix.prefix.users -= 1
             yield prefix
-
-
-def in_common(ids: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """Return how many tokens both begin with."""
-    length = min(len(ids), len(other))
-    different = np.flatnonzero(ids[:length] != other[:length])
-    return int(different[0]) if len(different) else length

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.schedule.auto import choose, shared_tokens
+from hpcdecode.schedule.auto import choose
+from hpcdecode.schedule.spread import Spread, shared_by_pairs
 from tests.support.families import FAMILIES, run_families
 from tests.support.scheduling import ListFeed, Machine, prompts
 
@@ -150,7 +151,7 @@ def test_a_family_is_prefilled_once_and_forked():
 def test_a_prefix_is_prefilled_once_on_every_r_rank():
     rows = [Prompt(i, str(i), [5] * 100 + [i] * 20, SamplingParams(max_tokens=9, ignore_eos=True)) for i in range(40)]
     sizes = {"batch": 8, "period": 4, "steps": 8, "capacity": [600, 600], "block": 16}
-    machine = Machine(ListFeed(rows), shared=1000, **sizes).run()
+    machine = Machine(ListFeed(rows), shared=1000, spread=Spread(common=100), **sizes).run()
     assert sum(p.prefill_tokens for p in machine.steps) == 96 + 40 * (120 - 96)
     assert machine.schedulers[0].shared_tokens == 40 * 96 - 96
     assert sum(len(p.fork) for p in machine.steps) == 40
@@ -186,7 +187,7 @@ def test_auto_counts_what_rows_share_once():
     def batch_of(shares, beginnings):
         ids = [[token] * 1000 + [9 + i] * 100 for i, token in enumerate(beginnings)]
         rows = [Prompt(i, "", own, SamplingParams(max_tokens=64, ignore_eos=True)) for i, own in enumerate(ids)]
-        return choose(None, None, rows, False, 64, 20_000, shared=shared_tokens(rows) if shares else 0).batch
+        return choose(None, None, rows, False, 64, 20_000, shared=sum(shared_by_pairs(rows)) if shares else 0).batch
 
     alike, apart = [i // 32 for i in range(256)], [i % 8 for i in range(256)]
     assert batch_of(False, alike) == batch_of(False, apart) == batch_of(True, apart) == 18_000 // 1133

@@ -8,6 +8,7 @@ from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.config import SCHEDULES
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt, Unfinished
+from hpcdecode.schedule.spread import Spread
 from tests.support.scheduling import ListFeed, Machine
 
 FAMILIES = {
@@ -29,6 +30,8 @@ FAMILIES = {
     "lanes": st.integers(1, 3),
     "block": st.sampled_from([1, 4, 16]),
     "capacity": st.lists(st.integers(100, 600), min_size=1, max_size=3),
+    "spread": st.builds(Spread, st.sampled_from([0, 40]), st.integers(1, 6)),
+    "prefix_room": st.sampled_from([0, 60, 1000]),
 }
 SCHEDULED = {**FAMILIES, "schedule": st.sampled_from(SCHEDULES), "load": st.just(300)}
 _SHORT, _FULL = (LayerShape(1, 2, 2, 1, 1.0, window=window) for window in (20, None))
