@@ -87,7 +87,9 @@ def test_100_mixes_of_attention_in_chunks(tmp_path, options):
     same(run_mixes(tmp_path, f"llama4={model}", 100, 401, *options, seconds=7200), 100)
 
 
-@pytest.mark.parametrize("how", GUESSES)
+@pytest.mark.parametrize(
+    "how", [how if how == "wild" else pytest.param(how, marks=pytest.mark.full) for how in GUESSES]
+)
 def test_mixes_with_guesses(tmp_path, how):
     same(run_mixes(tmp_path, "demo=demo", 3, 109, "--guesses", how, seconds=300), 3)
 

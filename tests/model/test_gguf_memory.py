@@ -73,6 +73,7 @@ def test_the_peak_is_the_weights_in_their_blocks(large):
     assert weights < peak < weights + file + (80 << 20) < 2 * LAYERS * LAYER
 
 
+@pytest.mark.full
 def test_the_peak_is_the_weights_and_one_layer(large):
     peak, weights, layer = peak_of(large, "float32"), 4 * LAYERS * LAYER, 4 * LAYER
     print(f"peak {peak >> 20} MiB, weights {weights >> 20} MiB, a layer {layer >> 20} MiB")

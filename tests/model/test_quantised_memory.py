@@ -52,6 +52,7 @@ def peak_of(path: Path, dtype: str, *more: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.full
 def test_the_peak_is_the_weights_and_one_layer(large):
     peak, weights, layer = peak_of(large, "float32"), 4 * LAYERS * LAYER, 4 * LAYER
     print(f"peak {peak >> 20} MiB, weights {weights >> 20} MiB, a layer {layer >> 20} MiB")

@@ -93,9 +93,7 @@ def test_tokens_by_biased_scores_equal_those_of_transformers(mpiexec, tmp_path):
     runs = (
         "1:7:2",
         "4:7:2:request:3",
-        "2:7:2:replicas",
         "2:7:1:pp2",
-        "3:7:3:rot2-request",
         "2:7:1:tp2",
         "4:7:2:tp2-request:2",
         PREFILL[0],

@@ -100,8 +100,8 @@ def plan(models, capsys):
 @pytest.mark.parametrize(
     ("model", "billions", "active", "token_bytes", "heads"),
     [
-        ("llama-3-70b", 70.6, 70.6, 2 * 80 * 2 * 1024, 8),
-        ("llama-3.1-405b", 405.9, 405.9, 2 * 126 * 2 * 1024, 8),
+        pytest.param("llama-3-70b", 70.6, 70.6, 2 * 80 * 2 * 1024, 8, marks=pytest.mark.full),
+        pytest.param("llama-3.1-405b", 405.9, 405.9, 2 * 126 * 2 * 1024, 8, marks=pytest.mark.full),
         ("gpt-oss-120b", 116.8, 5.1, 2 * 36 * 2 * 512, 8),
         ("deepseek-v3", 671.0, 37.0, 2 * 61 * (512 + 64), 128),
     ],

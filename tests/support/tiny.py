@@ -33,6 +33,7 @@ SIZES = {
     "image_size": 32,
     "patch_size": 8,
     "num_kv_shared_layers": 1,
+    "hc_sinkhorn_iters": 3,
 }
 UNSET = ("num_experts_per_tok", "n_routed_experts")  # by default, of types that need them
 _QSA = {  # indexers of Qwen4, and its residual streams

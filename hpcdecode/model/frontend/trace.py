@@ -29,7 +29,7 @@ from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.mixers import mixers
 from hpcdecode.model.frontend.nodes import results, traced_tensor
 from hpcdecode.model.frontend.operators import ATTEND
-from hpcdecode.model.frontend.quiet import quiet
+from hpcdecode.model.frontend.quiet import no_stacks, quiet
 from hpcdecode.model.frontend.rewritten import rewritten
 from hpcdecode.model.frontend.skeleton import real_buffers, skeleton
 from hpcdecode.model.frontend.softplus import join_softplus
@@ -195,7 +195,7 @@ def export(model: torch.nn.Module) -> ExportedProgram:
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         args = tuple(torch.zeros(n, dtype=torch.int64) for n in (EXAMPLE_TOKENS, EXAMPLE_TOKENS, EXAMPLE_KEPT))
-    with torch.no_grad():
+    with torch.no_grad(), no_stacks():
         shapes = ({0: tokens}, {0: tokens}, {0: kept})
         return functional(torch.export.export(Flat(model), args, dynamic_shapes=shapes, strict=False))
 
