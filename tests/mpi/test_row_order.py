@@ -38,6 +38,8 @@ def asked(tmp_path):
         (1, ("--lanes", 2), 0.9),
         (2, (), 0.9),
         (3, ("--layout", "split", "--s-ranks", 2, "--lanes", 2), 0.8),
+        (4, ("--layout", "split", "--s-ranks", 1, "--kv-memory", "1M"), 0.9),  # an R-rank has some of the documents
+        (4, ("--layout", "split", "--s-ranks", 1, "--kv-memory", "640K"), 0.6),  # and of some a copy
     ],
 )
 def test_rows_about_a_document_share_it(hpcdecode, asked, flags, tmp_path, ranks, own, least):
