@@ -164,7 +164,7 @@ def _state_dtype(options: argparse.Namespace) -> str:
 def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
     """Return a function that simulates the groups of one layout."""
     from hpcdecode.planning.group_shape import ONE
-    from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
+    from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, sharing, simulate
     from hpcdecode.planning.tiered import job_group
     from hpcdecode.schedule.auto import PERIODS, load_limit, usual_lanes
 
@@ -191,6 +191,8 @@ def _lanes(options: argparse.Namespace, rows: Lengths) -> Runner:
         chunk = options.prefill_tokens or prefill_limit(part.r_ranks > 0)
         least = 1 if options.admission == "optimistic" and not options.period else None
         limits = lane_limits(options.batch, period, steps, lanes, load, options.schedule, chunk, least, shape.prefill)
+        if rows.shared is not None and not (memory or shape.prefill):
+            limits = sharing(limits, rows, capacity)
         kind = SimulatedGroups(
             part.cost, capacity, limits, part.count, part.sharing, part.unit, admission=options.admission
         )
@@ -236,7 +238,8 @@ def _plan(options: argparse.Namespace, _comm: object) -> int:
 
     check(options)
     lengths, size = read_rows(options), _size_of(options)
-    rows = MeanRows(float(lengths.prompt.mean()), max(float(lengths.new.mean()) - 1, 1.0), len(lengths))
+    steps = max(float(lengths.new.mean()) - 1, 1.0)
+    rows = MeanRows(float(lengths.prompt.mean()), steps, len(lengths), shared=lengths.mean_shared)
     wishes = layout_planner.GroupWishes(options.latency_limit)
     clusters = [cluster_of(options, size, shape) for shape in shapes_of(options, size)]
     possible = _possible(options, clusters)
@@ -244,7 +247,7 @@ def _plan(options: argparse.Namespace, _comm: object) -> int:
     refused = clusters[0].refused  # of ranks that are no groups, or of the shape that is asked for
     if not plans:
         raise UserError(
-            f"expected a layout with room and time for {min(wishes.batches)} sequences of {rows.peak:,.0f} tokens in "
+            f"expected a layout with room and time for {min(wishes.batches)} sequences of {rows.held:,.0f} tokens in "
             "every group, got none: raise --kv-memory, --s-ranks, --r-ranks or --latency-limit"
             + "".join(f"; {why}" for why in refused)
         )

@@ -73,12 +73,16 @@ def add_rows(group: Group) -> None:
     from hpcdecode.planning.lengths import SHAREGPT
 
     add = group.add_argument
-    help = "take the lengths of this prompt file's rows, which all generate their max_tokens"
+    help = "take the lengths of this prompt file's rows, which all generate their max_tokens, and what they share"
     add("--prompts", metavar="FILE", help=help)
     help = "give all rows these numbers of prompt and new tokens"
     add("--fixed", type=int, nargs=2, metavar=("PROMPT", "NEW"), help=help)
     help = "mean numbers of prompt and new tokens of the lognormal lengths"
     add("--mean", type=float, nargs=2, default=SHAREGPT, metavar=("PROMPT", "NEW"), help=help)
+    help = "tokens that all prompts begin with, such as a system prompt, in front of these lengths"
+    add("--prefix-len", type=int, default=0, metavar="TOKENS", help=help)
+    help = "prefill what several prompts begin with for each of them"
+    add("--no-prefix-sharing", dest="prefix_sharing", action="store_false", help=help)
     add("--rows", type=int, default=10_000, metavar="N", help="number of rows (%(default)s)")
     add("--max-tokens", type=int, default=1024, metavar="N", help="most tokens that a row generates (%(default)s)")
     help = "rows that arrive per second, at random times (default: all are there at once)"
@@ -115,8 +119,9 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name, None)
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"--{name.replace('_', '-')}: expected a number > 0, got {value}")
-    if options.prefill_ranks < 0:
-        raise UserError(f"--prefill-ranks: expected a number >= 0, got {options.prefill_ranks}")
+    for name in ("prefill_ranks", "prefix_len"):
+        if getattr(options, name) < 0:
+            raise UserError(f"--{name.replace('_', '-')}: expected a number >= 0, got {getattr(options, name)}")
     for name in ("fixed", "mean"):
         value = getattr(options, name)
         if value is not None and not min(value) >= 1:
@@ -136,10 +141,13 @@ def read_rows(options: argparse.Namespace) -> Lengths:
     from hpcdecode.planning import lengths
 
     if options.prompts:
-        rows = lengths.of_file(options.prompts, find_model(options.model, {}, weights=False), options.max_tokens)
+        model = find_model(options.model, {}, weights=False)
+        rows = lengths.of_file(options.prompts, model, options.max_tokens, options.prefix_sharing)
     elif options.fixed:
         rows = lengths.fixed(options.rows, *options.fixed)
     else:
         prompt, new = options.mean
         rows = lengths.lognormal(options.rows, prompt, new, options.max_tokens, options.seed)
+    if options.prefix_len:
+        rows = lengths.behind(options.prefix_len, rows, options.prefix_sharing)
     return lengths.poisson(rows, options.rate, options.seed) if options.rate else rows

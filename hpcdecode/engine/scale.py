@@ -28,12 +28,11 @@ from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.speculation import Speculation
-from hpcdecode.schedule.spread import UNKNOWN, Spread, shared_by_pairs, spread_of
+from hpcdecode.schedule.spread import UNKNOWN, Spread, prefix_room, shared_by_pairs, spread_of
 
 MOST_GROWTH = 8  # of B, with optimistic admission
 _AHEAD_ON_GPUS = 2048  # rows looked at for each group on GPUs, whose B may be as large
 _MOST_AHEAD = 4096  # rows looked at
-_PREFIX_PART = 4  # one KV token in so many is for prefixes that lie on more R-ranks than they must
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -135,7 +134,8 @@ def _choose(
     of_lanes = split(batch, max(min(lanes, batch // most), 1))
     grows = options.admission == "optimistic" and options.batch is None
     growth = max(min(MOST_GROWTH, largest // batch), 1) if grows else 1
-    return Scale(batch, period, steps, load, prefill, of_lanes, growth, live, spread_of(first, alike))
+    spread = spread_of([p.sequences for p in first], alike)
+    return Scale(batch, period, steps, load, prefill, of_lanes, growth, live, spread)
 
 
 def _largest_batch(options: EngineOptions, home: Rank, setup: Setup, lanes: int) -> int:
@@ -184,7 +184,7 @@ def schedulers_of(
         stops: what ends a sequence.
     """
     placement = placement_of(options, team, setup, len(scale.lanes))
-    prefixes = prefix_tokens, sum(placement.capacity) // (_PREFIX_PART * len(scale.lanes))
+    prefixes = prefix_tokens, prefix_room(placement.capacity, len(scale.lanes))
     limits = [lane_limits(options, setup, batch, scale, *prefixes) for batch in scale.lanes]
     swaps = swaps_of(options, team, placement.footprint)
     drafting = Speculation(options.speculative_config, placement)
@@ -199,7 +199,7 @@ def state_load(setup: Setup) -> int:
 
 
 def lane_limits(
-    options: EngineOptions, setup: Setup, batch: int, scale: Scale, prefix_tokens: int = 0, prefix_room: int = 0
+    options: EngineOptions, setup: Setup, batch: int, scale: Scale, prefix_tokens: int = 0, room: int = 0
 ) -> LaneLimits:
     """Return the limits of a lane whose share of the group's B is `batch`."""
     return LaneLimits(
@@ -216,5 +216,5 @@ def lane_limits(
         keeps_prefixes=scale.live,
         apart=options.prefill_ranks > 0,
         spread=scale.spread,
-        prefix_room=prefix_room,
+        prefix_room=room,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hpcdecode.planning.cost import Cost
-from hpcdecode.planning.simulated_lane import LaneWork, Prefilled, SimulatedFeed, SimulatedLane
+from hpcdecode.planning.simulated_feed import SimulatedFeed
+from hpcdecode.planning.simulated_lane import LaneWork, Prefilled, SimulatedLane
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.apart import PromptsApart
 from hpcdecode.schedule.limits import LaneLimits
@@ -81,6 +82,7 @@ class ApartLane(SimulatedLane):
             return
         budget, pairs, completed = self._limits.prefill_tokens, 0, 0
         for sequence in self._prefilling:
+            assert isinstance(sequence, SequenceState), "prompts that other ranks prefill share nothing here"
             count = min(remaining(sequence), budget)
             if count == 0:
                 break

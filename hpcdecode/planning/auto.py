@@ -13,6 +13,7 @@ from hpcdecode.config import EngineOptions, Job
 from hpcdecode.data.prompts.encoding import tokenized
 from hpcdecode.data.prompts.files import resolve
 from hpcdecode.data.prompts.opening import is_once
+from hpcdecode.data.prompts.order import in_order
 from hpcdecode.data.prompts.row_template import row_template
 from hpcdecode.data.prompts.rows import read_rows
 from hpcdecode.data.prompts.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ from hpcdecode.ranks.team import Team
 from hpcdecode.ranks.wishes import GroupShape, Wishes
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import LOOKAHEAD, mean_prompt, new_tokens
+from hpcdecode.schedule.spread import shared_by_pairs
 
 _MOST_COUNTED = 4096  # rows
 _NO_LIMIT = 1 << 40  # tokens
@@ -141,19 +143,18 @@ def _mean_rows(job: Job, ranks: int) -> MeanRows | None:
     )
     most = min(LOOKAHEAD * ranks, _MOST_COUNTED)
     seen = list(islice(rows, most))
-    first = [
-        p
-        for p in tokenized(seen[:LOOKAHEAD], Tokenizer.load(job.model, skip=job.skip_tokenizer_init), _NO_LIMIT)
-        if isinstance(p, Prompt)
-    ]
+    tokenizer = Tokenizer.load(job.model, skip=job.skip_tokenizer_init)
+    ordered = in_order(seen[:LOOKAHEAD], None) if job.prefix_sharing else seen[:LOOKAHEAD]
+    first = [p for p in tokenized(ordered, tokenizer, _NO_LIMIT) if isinstance(p, Prompt)]
     if not first:
         return MeanRows(1, 1, 1)
-    return _means(first, _NO_LIMIT, len(seen) if len(seen) < most else None)
+    return _means(first, _NO_LIMIT, job.prefix_sharing, len(seen) if len(seen) < most else None)
 
 
-def _means(first: Sequence[Prompt], longest: int, count: int | None = None) -> MeanRows:
+def _means(first: Sequence[Prompt], longest: int, shares: bool, count: int | None = None) -> MeanRows:
     steps = max(fmean(new_tokens(p, longest) for p in first) - 1, 1.0)
-    return MeanRows(mean_prompt(first), steps, count)
+    shared = sum(shared_by_pairs(first)) / sum(p.sequences for p in first) if shares else 0.0
+    return MeanRows(mean_prompt(first), steps, count, shared=shared)
 
 
 def _wanted(options: EngineOptions) -> layout_planner.GroupWishes:
@@ -214,7 +215,7 @@ def planned(profile: Profile, engine: Engine, first: Sequence[Prompt], all_rows:
     if all_rows or not first:
         return options
     capacity = min(r.kv_tokens for r in team.ranks if r.has_r)
-    rows = _means(first, min(capacity, engine.max_positions))
+    rows = _means(first, min(capacity, engine.max_positions), options.prefix_sharing)
     layout = _layout_of(team, profile, capacity)
     plan = None if layout is None else layout_planner.planned_layout(layout, rows, _wanted(options))
     if plan is None:

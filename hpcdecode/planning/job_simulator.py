@@ -20,7 +20,7 @@ from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.outcome import Gaps, LoadHistory, SimulationOutcome
 from hpcdecode.planning.packed_attention import PackedAttention
-from hpcdecode.planning.simulated_lane import SimulatedFeed
+from hpcdecode.planning.simulated_feed import SimulatedFeed
 from hpcdecode.planning.simulated_ranks import SimulatedRank
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.limits import LaneLimits

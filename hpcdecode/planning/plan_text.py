@@ -95,8 +95,9 @@ def _held(part: GroupsAlike, group: Candidate) -> str:
     if unit.endless:
         return f"states of B = {group.batch:,} sequences <= {FULL}*C = {room / unit.fixed_tokens:,.0f}"
     state = f" + {unit.state_tokens:,} for a state" * (unit.state_tokens > 0)
-    held, windows = group.batch * unit.held(group.rows.peak), " less what left windows" * bool(unit.footprint.windows)
-    return f"KV of B*(p + (S+F)/2{windows}{state}) = {held:,.0f} tokens <= {FULL}*C = {room:,.0f}"
+    held, windows = group.batch * unit.held(group.rows.held), " less what left windows" * bool(unit.footprint.windows)
+    shared = f" less {group.rows.shared:,.0f} of p that are shared" * (group.rows.shared >= 1)
+    return f"KV of B*(p + (S+F)/2{windows}{shared}{state}) = {held:,.0f} tokens <= {FULL}*C = {room:,.0f}"
 
 
 def _memory(part: GroupsAlike) -> str:

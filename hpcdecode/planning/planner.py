@@ -35,12 +35,14 @@ class MeanRows:
         steps: S, decode steps.
         count: Number of rows; None for so many that start and end do not matter.
         injections: S/F, micro-batches in the life of a row.
+        shared: Prompt tokens that a row shares with others, which are prefilled and held once.
     """
 
     prompt: float
     steps: float
     count: int | None = None
     injections: int = PERIODS
+    shared: float = 0.0
 
     @property
     def period(self) -> int:
@@ -51,6 +53,21 @@ class MeanRows:
     def peak(self) -> float:
         """Return p + (S+F)/2, the tokens of a sequence's share in the peak load (FastDecode, section 4.2)."""
         return self.prompt + (self.steps + self.period) / 2
+
+    @property
+    def held(self) -> float:
+        """Return the tokens that a sequence's own part of the KV cache has at the peak load."""
+        return self.peak - self.shared
+
+    @property
+    def prefilled(self) -> float:
+        """Return the tokens of a prompt that are prefilled."""
+        return self.prompt - self.shared
+
+    @property
+    def pairs(self) -> float:
+        """Return the queries of a prompt that is prefilled, times the keys that each attends to."""
+        return (self.prompt * (self.prompt + 1) - self.shared * (self.shared + 1)) / 2
 
 
 @dataclass(frozen=True)
@@ -164,7 +181,7 @@ def predict(cost: Cost, rows: MeanRows, batch: int, lanes: int, r_ranks: int, gr
 def _step(cost: Cost, rows: MeanRows, lane_batch: float, lanes: int, r_ranks: int, groups: int) -> StepSeconds:
     """Return the mean step with `lane_batch` sequences a lane, which bring lane_batch/(S+1) prompts."""
     prompts = lane_batch / (rows.steps + 1)
-    prompt_tokens, pairs = prompts * rows.prompt, prompts * rows.prompt * (rows.prompt + 1) / 2
+    prompt_tokens, pairs = prompts * rows.prefilled, prompts * rows.pairs
     shares = np.full(r_ranks, 1 / r_ranks)
     attended, sequences, elsewhere = lane_batch * rows.peak * shares, lane_batch * shares, 0.0
     appended = cost.append_seconds_per_prompt_token * prompt_tokens / r_ranks
@@ -237,7 +254,7 @@ def _settings(cost: Cost, rows: MeanRows, choice: Choice) -> Iterator[Candidate]
     for count, batch, lanes in product(injections, choice.batches, choice.lanes):
         own = replace(rows, injections=count)
         enough = prompts_fit(rows, batch / lanes, choice.prefill_tokens) and (rows.count is None or batch <= rows.count)
-        if batch * choice.unit.held(own.peak) <= room and (enough or batch == least):
+        if batch * choice.unit.held(own.held) <= room and (enough or batch == least):
             plan = predict(cost, own, batch, lanes, choice.r_ranks, choice.groups)
             if choice.latency is None or plan.latency <= choice.latency:
                 yield plan
@@ -245,4 +262,4 @@ def _settings(cost: Cost, rows: MeanRows, choice: Choice) -> Iterator[Candidate]
 
 def prompts_fit(rows: MeanRows, lane_batch: float, prefill_tokens: int) -> bool:
     """Return whether a lane of b sequences can have all of them: it needs b*p/(S+1) prompt tokens in a step."""
-    return lane_batch * rows.prompt / (rows.steps + 1) <= prefill_tokens
+    return lane_batch * rows.prefilled / (rows.steps + 1) <= prefill_tokens

@@ -13,7 +13,7 @@ from hpcdecode.engine.tier_speed import TierSpeed
 from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.job_simulator import simulate_job
 from hpcdecode.planning.lengths import Lengths
-from hpcdecode.planning.simulated_lane import SimulatedFeed
+from hpcdecode.planning.simulated_feed import SimulatedFeed
 from hpcdecode.planning.simulator import lane_limits
 from hpcdecode.planning.tiered import TieredMemory, job_group
 from hpcdecode.schedule.auto import LOOKAHEAD, Sizes, choose

@@ -12,77 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcdecode.planning.largest_gap import DecodedSteps
-from hpcdecode.planning.lengths import Lengths
-from hpcdecode.requests.params import SamplingParams
-from hpcdecode.requests.prefix import new_key
-from hpcdecode.requests.prompt import Prompt
+from hpcdecode.planning.simulated_feed import SimulatedFeed
+from hpcdecode.requests.prefix import Prefix, new_key
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.admission import Admission
+from hpcdecode.schedule.chunks import next_chunks, tokens_first
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.microbatch import remaining
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.slots import Slots
 
 _NO_STOPS = Stops()
-
-
-class SimulatedFeed:
-    """Feed of the lanes of a world: rows that have arrived.
-
-    Args:
-        lengths: The workload.
-        stop_token_ids: Of all rows.
-
-    Attributes:
-        clock: Seconds; set it before lanes look for rows.
-        refused: Rows that no lane can run.
-    """
-
-    def __init__(self, lengths: Lengths, stop_token_ids: tuple[int, ...] = ()):
-        self.lengths, self.clock, self.refused = lengths, 0.0, 0
-        self._at = 0
-        self._params = {
-            n: SamplingParams(max_tokens=n, ignore_eos=True, stop_token_ids=stop_token_ids)
-            for n in np.unique(lengths.most).tolist()
-        }
-        self._next = self._prompt()
-
-    @property
-    def next_arrival(self) -> float | None:
-        """Return when the next row arrives or has arrived, in seconds, or None if there are no more."""
-        return None if self._next is None else float(self.lengths.arrival[self._at])
-
-    def peek(self) -> Prompt | None:
-        """Return the next row that has arrived, or None."""
-        return self._next if self._next and self.lengths.arrival[self._at] <= self.clock else None
-
-    def at_hand(self) -> Prompt | None:
-        """Return what `peek` does: nothing waits here."""
-        return self.peek()
-
-    def exhausted(self) -> bool:
-        """Return whether no row is there."""
-        return self.peek() is None
-
-    def pop(self) -> Prompt:
-        """Take the next row."""
-        prompt = self._next
-        assert prompt is not None, "pop: expected a row, got none"
-        self._at += 1
-        self._next = self._prompt()
-        return prompt
-
-    def refuse(self, prompt: Prompt, reason: str) -> None:
-        """Count the next row as refused."""
-        self.pop()
-        self.refused += 1
-
-    def _prompt(self) -> Prompt | None:
-        if self._at == len(self.lengths):
-            return None
-        ids = [0] * int(self.lengths.prompt[self._at])  # only how many there are matters
-        return Prompt(self._at, "", ids, self._params[int(self.lengths.most[self._at])])
 
 
 class LaneWork(NamedTuple):
@@ -146,11 +87,13 @@ class SimulatedLane:
         self.preemptions = self.recomputed = 0
         self._new, self._placement = feed.lengths.new, placement
         self._slots = Slots(limits.slots)
-        self._prefilling: deque[SequenceState] = deque()
-        self._remaining = 0  # tokens of these to prefill
+        self._prefilling: deque[SequenceState | Prefix] = deque()  # prefixes before the sequences that wait for them
+        self._prefix_step = 0  # of the micro-batch that is being prefilled
+        self._prefixes, self._keeps = self.admission.prefixes, limits.keeps_prefixes
         self._starts: list[tuple[int, int, int]] = []  # heaps of (step, row, key of the sequence)
         self._ends: list[tuple[int, int, int]] = []
         self._freed: list[SequenceState] = []
+        self._dropped: list[Prefix] = []
         self._now = 0
         self._prefilled: dict[int, int] = {}  # by row in flight, the step with which its prompt was complete
         self._decoded: list[DecodedSteps] = []
@@ -169,8 +112,7 @@ class SimulatedLane:
         self._start(now)
         self._placement.grow(self.admission.lane, now)
         if not self._prefilling:
-            self._prefilling.extend(self.admission.admit(now, self.in_flight.values(), self._slots).sequences)
-            self._remaining = sum(map(remaining, self._prefilling))
+            self._admit(now)
         self._attention_load += self._sequences
         attention_load, sequences = self._attention_load.copy(), self._sequences.copy()
         decode_tokens = int(sequences.sum())
@@ -183,6 +125,16 @@ class SimulatedLane:
         loads = attention_load, sequences
         return LaneWork(decode_tokens, sampled, prefill.tokens, prefill.pairs, *loads, prefill.ended, decoded=decoded)
 
+    def _admit(self, now: int) -> None:
+        """Take a micro-batch on, and give up what no sequence begins with."""
+        if self._prefixes.crowded:
+            self._dropped += self._prefixes.make_room(self.admission.following())
+        group = self.admission.admit(now, self.in_flight.values(), self._slots)
+        self._prefilling.extend((*group.prefixes, *group.sequences))
+        self._prefix_step = group.prefix_step
+        if not self._keeps or self._placement.lacking:
+            self._dropped += self._prefixes.drop_unused()
+
     def _start(self, now: int) -> None:
         """Let sequences decode whose start step has come."""
         for sequence in self._due(self._starts, now):
@@ -194,20 +146,19 @@ class SimulatedLane:
         ended: list[int] = []
         if not self._prefilling:
             return Prefilled(0, 0, 0, ended)
-        budget = ceil(self._remaining / max(self._prefilling[0].start_step - now, 1))
+        first = self._prefilling[0]
+        end = self._prefix_step if isinstance(first, Prefix) else first.start_step
         tokens, pairs, completed = 0, 0, 0
-        while tokens < budget and self._prefilling:
-            sequence = self._prefilling[0]
-            count = min(remaining(sequence), budget - tokens)
-            tokens += count
-            pairs += count * sequence.prefilled + count * (count + 1) // 2
-            sequence.prefilled += count
-            if remaining(sequence):
+        for chunk in next_chunks(self._prefilling, ceil(tokens_first(self._prefilling) / max(end - now, 1))):
+            tokens += chunk.count
+            pairs += chunk.count * chunk.start + chunk.count * (chunk.count + 1) // 2
+            chunk.sequence.prefilled += chunk.count
+            if remaining(chunk.sequence):
                 break
             self._prefilling.popleft()
-            completed += 1
-            self._begin(sequence, ended)
-        self._remaining -= tokens
+            if isinstance(chunk.sequence, SequenceState):
+                completed += 1
+                self._begin(chunk.sequence, ended)
         return Prefilled(tokens, pairs, completed, ended)
 
     def _begin(self, sequence: SequenceState, ended: list[int]) -> None:
@@ -244,6 +195,8 @@ class SimulatedLane:
         sequence.generated = [0] * tokens
         sequence.finish_reason = "stop" if tokens < sequence.request.max_new_tokens else "length"
         self._placement.ended(sequence)
+        if sequence.prefix:
+            sequence.prefix.users -= 1
         self._freed.append(sequence)
         ended.append(row)
 
@@ -264,7 +217,6 @@ class SimulatedLane:
         for sequence in leaving:
             if self.in_flight.pop(sequence.prompt.line, None) is None:
                 self._prefilling.remove(sequence)
-                self._remaining -= remaining(sequence)
                 self.recomputed += sequence.prefilled
             else:
                 steps = max(now - sequence.start_step, 0)
@@ -276,6 +228,8 @@ class SimulatedLane:
                     self._attention_load[sequence.rank] -= sequence.prompt_length + steps
             self._slots.give_back(sequence)
             self._placement.remove(sequence)
+            if sequence.prefix:
+                sequence.prefix.users -= 1
             sequence.give_up_room()
         self.preemptions += len(leaving)
         self.admission.put_back(leaving)
@@ -298,4 +252,7 @@ class SimulatedLane:
         for sequence in self._freed:
             self._placement.remove(sequence)
             self._slots.give_back(sequence)
-        self._freed = []
+        for prefix in self._dropped:
+            self._placement.drop(prefix)
+            self._slots.give_back(prefix)
+        self._freed, self._dropped = [], []

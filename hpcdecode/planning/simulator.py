@@ -1,6 +1,6 @@
 """A job on machines that are not there: the schedule's own code decides what runs, a cost model what it takes.
 
-All layers of a step are alike, so a step is one event. Rows have one sample, and share no prefixes. Groups take rows
+All layers of a step are alike, so a step is one event. Rows have one sample. Groups take rows
 from one desk when they have need of them: the group that is behind in time steps next.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -18,11 +19,13 @@ from hpcdecode.planning.kv_unit import TOKENS, KvUnit
 from hpcdecode.planning.largest_gap import LargestGaps
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.outcome import Gaps, LoadHistory, SimulationOutcome
-from hpcdecode.planning.simulated_lane import LaneWork, SimulatedFeed, SimulatedLane
+from hpcdecode.planning.simulated_feed import SimulatedFeed
+from hpcdecode.planning.simulated_lane import LaneWork, SimulatedLane
 from hpcdecode.planning.step_time import group_seconds, r_rank_seconds
-from hpcdecode.schedule.auto import split
+from hpcdecode.schedule.auto import LOOKAHEAD, split
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.optimistic import placement_kind
+from hpcdecode.schedule.spread import prefix_room, spread_of
 
 
 class SimulatedGroups(msgspec.Struct, frozen=True):
@@ -78,6 +81,14 @@ def lane_limits(
     return [
         LaneLimits(b, *sizes, load * b // batch, least_period=least_period, apart=apart) for b in split(batch, lanes)
     ]
+
+
+def sharing(limits: Sequence[LaneLimits], rows: Lengths, capacity: Sequence[int]) -> list[LaneLimits]:
+    """Return the limits of lanes whose rows share prefixes. On the S-rank these take no memory here."""
+    assert rows.shared is not None, "expected rows that share something"
+    first = rows.shared[: LOOKAHEAD * len(limits)].tolist()
+    spread, room = spread_of([1] * len(first), first[1:]), prefix_room(capacity, len(limits))
+    return [replace(own, prefix_tokens=sum(capacity), spread=spread, prefix_room=room) for own in limits]
 
 
 def simulate(kinds: Sequence[SimulatedGroups], lengths: Lengths) -> SimulationOutcome:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hpcdecode.requests.prompt import Prompt
 
 _SHARED = 128  # tokens that rows begin with, from which on they share them: two KV blocks
+_PART = 4  # one KV token in so many is for prefixes that lie on more R-ranks than they must
 _SLACK = 2  # more rows than the even share, until a copy is made
 
 
@@ -51,6 +52,11 @@ class Spread(msgspec.Struct, frozen=True):
 UNKNOWN = Spread()
 
 
+def prefix_room(capacity: Sequence[int], lanes: int) -> int:
+    """Return the KV tokens, of all R-ranks, that prefixes of a lane may take and lie on more of them than they must."""
+    return sum(capacity) // (_PART * lanes)
+
+
 def has_many(users: int, ranks: int, of: int, batch: int) -> bool:
     """Return whether a prefix has so many users that a copy should be made on other R-ranks.
 
@@ -63,23 +69,28 @@ def has_many(users: int, ranks: int, of: int, batch: int) -> bool:
     return ranks < of and users >= max(_SLACK * batch * ranks // of, _SLACK)
 
 
-def spread_of(first: Sequence[Prompt], alike: Sequence[int]) -> Spread:
-    """Return how many rows begin alike of those at the beginning of a job; see `shared_by_pairs` for `alike`."""
+def spread_of(sequences: Sequence[int], alike: Sequence[int]) -> Spread:
+    """Return how many rows begin alike of those at the beginning of a job.
+
+    Args:
+        sequences: of each row.
+        alike: tokens that each row but the first shares with the row before.
+    """
     if not alike:
         return UNKNOWN
     common = min(alike)
-    runs = [first[0].sequences]
-    for prompt, tokens in zip(first[1:], alike, strict=True):
+    runs = [sequences[0]]
+    for count, tokens in zip(sequences[1:], alike, strict=True):
         if tokens >= common + _SHARED:
-            runs[-1] += prompt.sequences
+            runs[-1] += count
         else:
-            runs.append(prompt.sequences)
+            runs.append(count)
     return Spread(common, round(sum(n * n for n in runs) / sum(runs)))
 
 
 def shared_by_pairs(first: Sequence[Prompt]) -> list[int]:
-    """Return how many tokens each row but the first has in common with the row before; 0 if they are too few."""
-    return [_shared(one, other) for one, other in pairwise(first)]
+    """Return `shared_tokens` of each row but the first, with the row before."""
+    return [shared_tokens(one, other) for one, other in pairwise(first)]
 
 
 def in_common(ids: NDArray[np.int32], other: NDArray[np.int32]) -> int:
@@ -89,7 +100,8 @@ def in_common(ids: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _shared(one: Prompt, other: Prompt) -> int:
+def shared_tokens(one: Prompt, other: Prompt) -> int:
+    """Return how many tokens two rows have in common; 0 if they are too few to be shared."""
     begun = one.token_ids[:_SHARED]
     if len(begun) < _SHARED or begun != other.token_ids[:_SHARED] or one.adapter != other.adapter:
         return 0

@@ -115,6 +115,15 @@ def test_few_rows_are_counted(advised):
     assert speeds[0] < 0.5 * speeds[1]
 
 
+def test_what_rows_share_is_prefilled_once(advised, tmp_path):
+    documents = [[token] * 400 for token in (5, 6)]
+    rows = [{"prompt_token_ids": [*documents[i % 2], 9 + i], "max_tokens": 17} for i in range(200)]
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said = (advised(profile(4), prompts="asked.jsonl", prefix_sharing=shares)[1] for shares in (True, False))
+    shared, apart = (float(text.split()[1].replace(",", "")) for text in said)
+    assert shared > 1.5 * apart
+
+
 @pytest.mark.parametrize(
     ("found", "said"),
     [

@@ -18,7 +18,8 @@ from hpcdecode.planning.layout_planner import GroupWishes, planned_layout
 from hpcdecode.planning.layouts import RanksAlike, replicas, split
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.planner import MeanRows
-from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
+from hpcdecode.planning.simulated_feed import SimulatedFeed
+from hpcdecode.planning.simulated_lane import SimulatedLane
 from hpcdecode.planning.simulator import SimulatedGroups, lane_limits, simulate
 from hpcdecode.ranks.wishes import GroupShape
 from hpcdecode.schedule.placement import Placement

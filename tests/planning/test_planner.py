@@ -9,7 +9,7 @@ from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.model_size import ModelSize
-from hpcdecode.planning.simulator import SimulatedGroups, simulate
+from hpcdecode.planning.simulator import SimulatedGroups, sharing, simulate
 from hpcdecode.schedule.limits import LaneLimits
 
 ROWS = planner.MeanRows(prompt=50, steps=128)
@@ -36,6 +36,22 @@ def test_the_steady_state_is_that_of_the_simulator(batch, lanes, ranks):
     speed = (found[1].tokens - found[0].tokens) / (found[1].seconds - found[0].seconds)  # without its start and end
     assert plan.tokens_per_second == pytest.approx(speed, rel=0.08)
     assert found[1].peak_load == pytest.approx(plan.load, rel=0.05)
+
+
+def test_what_rows_share_is_prefilled_and_held_once():
+    rows = planner.MeanRows(650, 128, shared=600)
+    plan = planner.predict(SLOW_WIRE, rows, 64, 2, 2)
+    limits, found = [LaneLimits(32, rows.period, 128, 512, None)] * 2, []
+    for n in (4, 12):
+        own = lengths.behind(600, lengths.fixed(n * 64, 50, 129))
+        found.append(simulate([SimulatedGroups(SLOW_WIRE, [9000] * 2, sharing(limits, own, [9000] * 2))], own))
+    speed = (found[1].tokens - found[0].tokens) / (found[1].seconds - found[0].seconds)
+    assert plan.tokens_per_second == pytest.approx(speed, rel=0.08)
+    assert found[1].peak_load == pytest.approx(plan.load, rel=0.05)
+    assert plan.load > 2 * 9000 > plan.batch * rows.held
+    alone = planner.MeanRows(650, 128)
+    assert planner.predict(SLOW_WIRE, alone, 64, 2, 2).tokens_per_second < 0.8 * plan.tokens_per_second
+    assert rows.pairs == alone.pairs - 600 * 601 / 2
 
 
 @pytest.mark.parametrize("injections", [16, 4])

@@ -16,13 +16,15 @@ from hpcdecode.planning.cost import Cost, LaneSeconds
 from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.hardware import device
 from hpcdecode.planning.model_size import ModelSize
-from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
+from hpcdecode.planning.simulated_feed import SimulatedFeed
+from hpcdecode.planning.simulated_lane import SimulatedLane
 from hpcdecode.planning.simulator import SimulatedGroups, sharded, simulate
 from hpcdecode.planning.step_time import step_seconds
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.optimistic import OptimisticPlacement
 from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.spread import Spread
 from tests.support.preemption import HastyPlacement
 from tests.support.scheduling import ListFeed, Machine, prompts
 
@@ -37,30 +39,39 @@ COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-7, 1e-6, 1e-10
     lanes=st.integers(1, 2),
     capacity=st.lists(st.integers(50, 125).map(lambda blocks: 4 * blocks), min_size=1, max_size=3),
     kind_of_placement=st.sampled_from([Placement, OptimisticPlacement, HastyPlacement]),
+    shared=st.none() | st.lists(st.integers(0, 80), min_size=30, max_size=30),
+    spread=st.builds(Spread, st.sampled_from([0, 40]), st.integers(1, 6)),
+    room=st.sampled_from([0, 60, 1000]),
 )
-def test_what_is_simulated_is_what_runs(rows, schedule, period, lanes, capacity, kind_of_placement):
+def test_what_is_simulated_is_what_runs(
+    rows, schedule, period, lanes, capacity, kind_of_placement, shared, spread, room
+):
     """Rows: prompt, max_tokens, tokens before a stop. The load of every lane in every step, and every row's end."""
     new = [min(most, n) for _, most, n in rows]
-    kind = {"schedule": schedule, "load": 300}
-    feed = ListFeed(prompts([row[:2] for row in rows]))
-    for row in feed.prompts:
+    kind = {"schedule": schedule, "load": 300, "spread": spread, "prefix_room": room}
+    feed, begun, tokens = ListFeed(prompts([row[:2] for row in rows])), [], 400 if shared else 0
+    for row, common in zip(feed.prompts, shared or [0] * len(rows), strict=False):
+        begun = row.token_ids = (begun[:common] + [row.line] * len(row.token_ids))[: len(row.token_ids)]
         row.params = SamplingParams(max_tokens=row.params.max_tokens, ignore_eos=True, stop_token_ids=(9,))
     stops = {(line, 0, n - 1): 9 for line, (n, (_, most, _)) in enumerate(zip(new, rows, strict=True), 1) if n < most}
     sizes = {"batch": 9, "period": period, "steps": 30, "capacity": capacity, "lanes": lanes, "block": 4}
-    machine = Machine(feed, stops=stops, placement=kind_of_placement, **sizes, **kind).run()
+    machine = Machine(feed, stops=stops, placement=kind_of_placement, shared=tokens, **sizes, **kind).run()
     prompt, most, _ = np.array(rows).T
-    simulated = SimulatedFeed(lengths.Lengths(prompt, np.array(new), most, np.zeros(len(rows))))
+    alike = None if shared is None else np.array(shared[: len(rows)])
+    simulated = SimulatedFeed(lengths.Lengths(prompt, np.array(new), most, np.zeros(len(rows)), alike))
     placement = kind_of_placement(capacity, Footprint(4), lanes)
-    limits = LaneLimits(9, period, 30, 64, None, **kind)
+    limits = LaneLimits(9, period, 30, 64, None, tokens, **kind)
     sim = [SimulatedLane(lane, simulated, placement, limits) for lane in range(lanes)]
-    loads, ended = [], []
+    loads, ended, prefilled = [], [], 0
     for now in range(10_000):
         if all(lane.exhausted() for lane in sim):
             break
         works = [lane.step(now) for lane in sim]
         loads += [int(w.attention_load.sum()) for w in works]
         ended += [row for w in works for row in w.ended]
+        prefilled += sum(w.prompt_tokens for w in works)
     assert sum(loads) == sum(machine.loads) and max(loads) == max(machine.loads)
+    assert prefilled == sum(plan.prefill_tokens for plan in machine.steps)
     if lanes == 1:
         assert loads == machine.loads[: len(loads)]
     assert sorted(ended) == sorted(s.prompt.line - 1 for s in machine.done)

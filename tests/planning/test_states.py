@@ -28,7 +28,8 @@ from hpcdecode.planning.layouts import RanksAlike, replicas, split
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.servers.base import ServerLimits
 from hpcdecode.planning.serving import Server, of_device, serve
-from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
+from hpcdecode.planning.simulated_feed import SimulatedFeed
+from hpcdecode.planning.simulated_lane import SimulatedLane
 from hpcdecode.planning.simulator import SimulatedGroups, simulate
 from hpcdecode.planning.steady_load import SteadyLoad
 from hpcdecode.ranks.wishes import GroupShape

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hpcdecode.attention.footprint import Footprint
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.planning import lengths
-from hpcdecode.planning.simulated_lane import SimulatedFeed, SimulatedLane
+from hpcdecode.planning.simulated_feed import SimulatedFeed
+from hpcdecode.planning.simulated_lane import SimulatedLane
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.schedule.expected import GeneratedLengths
 from hpcdecode.schedule.limits import LaneLimits

@@ -22,7 +22,7 @@ def rows(documents, questions, length, system=0):
 
 def run(these, ranks, capacity, **sizes):
     """Return a machine whose job is done, and the tokens and R-ranks of every prefix."""
-    spread = spread_of(these, shared_by_pairs(these))
+    spread = spread_of([1] * len(these), shared_by_pairs(these))
     machine = Machine(
         ListFeed(these),
         capacity=[capacity] * ranks,
@@ -45,10 +45,10 @@ def prefilled(machine):
 def test_rows_that_begin_alike_are_counted_behind_what_all_have_in_common():
     these = rows(3, 4, 256, system=160)
     assert shared_by_pairs(these) == [416, 416, 416, 160, 416, 416, 416, 160, 416, 416, 416]
-    assert spread_of(these, shared_by_pairs(these)) == Spread(160, 4)
-    assert spread_of(these[:1], []) == Spread()
+    assert spread_of([1] * len(these), shared_by_pairs(these)) == Spread(160, 4)
+    assert spread_of([1], []) == Spread()
     short = rows(2, 2, 100)
-    assert shared_by_pairs(short) == [0, 0, 0] and spread_of(short, [0, 0, 0]) == Spread(0, 1)
+    assert shared_by_pairs(short) == [0, 0, 0] and spread_of([1] * 4, [0, 0, 0]) == Spread(0, 1)
     these[1].adapter = 0
     assert shared_by_pairs(these)[:2] == [0, 0]
 
