@@ -94,7 +94,7 @@ class MicroBatch:
                 yield from self._new_prefixes(ids[:length], sequence)
             elif may_copy and all(map(self._has_many, known)):
                 yield from self._new_prefixes(copied, sequence, 2 * sum(len(p.ranks) for p in known))
-            yield from known
+            yield from sorted(known, key=lambda p: self._users(p) / len(p.ranks))
             if may_copy:
                 yield from self._new_prefixes(copied, sequence)
         yield None
@@ -187,8 +187,11 @@ class MicroBatch:
 
     def _has_many(self, prefix: Prefix) -> bool:
         """Return whether so many sequences begin with a prefix that a copy should be made."""
-        users = prefix.users + sum(member.prefix is prefix for member in self.members)
-        return has_many(users, len(prefix.ranks), len(self.placement.capacity), self.limits.most)
+        return has_many(self._users(prefix), len(prefix.ranks), len(self.placement.capacity), self.limits.most)
+
+    def _users(self, prefix: Prefix) -> int:
+        """Return how many sequences, or longer prefixes, begin with a prefix, members among them."""
+        return prefix.users + sum(member.prefix is prefix for member in self.members)
 
     def _place_with_new(self, sequence: SequenceState, new: Prefix) -> bool:
         self.placement.hold(new)

@@ -117,10 +117,10 @@ class Prefixes:
         return dropped
 
     def _longest(self, ids: NDArray[np.int32], adapter: int) -> list[Prefix]:
-        """Return all copies of the longest prefix of a prompt, first those that are used least."""
+        """Return all copies of the longest prefix of a prompt."""
         found = [p for p in self.live if p.begins(ids, adapter)]
         longest = max((p.prompt_length for p in found), default=0)
-        return sorted((p for p in found if p.prompt_length == longest), key=lambda p: p.users / len(p.ranks))
+        return [p for p in found if p.prompt_length == longest]
 
     def _drop_oldest(self, following: Beginning) -> Iterator[Prefix]:
         """Forget one complete prefix after the other that nothing uses; yield each."""
