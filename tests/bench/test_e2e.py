@@ -153,6 +153,7 @@ def test_a_gguf_file_is_for_those_that_take_it(tmp_path):
         Peer(site, "vllm", sys.executable)._model()
 
 
+@pytest.mark.full
 def test_the_ideal_of_experts_is_by_the_weights_that_tokens_touch(checkpoint_of_experts):
     shape = shape_of(str(checkpoint_of_experts))
     assert isinstance(shape, OwnShape) and shape.vocabulary == 512
@@ -312,7 +313,7 @@ def test_the_tensors_of_a_checkpoint_have_names_and_order_of_llama_cpp(work):
 @pytest.mark.parametrize(
     ("ranks", "peers", "flags"),
     [
-        (1, ["transformers"], ()),
+        pytest.param(1, ["transformers"], (), marks=pytest.mark.full),
         (3, [], ("--speculative-config", "{}")),
         pytest.param(1, ["transformers", "LLM"], (), marks=pytest.mark.full),
     ],

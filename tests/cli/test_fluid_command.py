@@ -59,7 +59,7 @@ def test_rows_have_the_results_of_a_cache_in_memory(hpcdecode, prompts, ranks, t
     assert columns(hpcdecode.directory / "out.h5") == prompts
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(30, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.full)])
 def test_a_job_that_is_killed_again_and_again_goes_on(hpcdecode, prompts, kills):
     flags = (*FLUID, "--kv-swap", TIERS["file"], "--checkpoint-every", 0.05)
     out, draw = hpcdecode.directory / "out.h5", random.Random(kills)
