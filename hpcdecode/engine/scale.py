@@ -94,7 +94,8 @@ def choose_scales(
         live: whether rows come while the engine works.
     """
     alike = shared_by_pairs(first) if options.prefix_sharing else []
-    return [_choose(options, team, group, setup, first, all_rows, live, alike) for group in team.groups]
+    shared, spread = sum(alike), spread_of([p.sequences for p in first], alike)
+    return [_choose(options, team, group, setup, first, all_rows, live, shared, spread) for group in team.groups]
 
 
 def _choose(
@@ -105,7 +106,8 @@ def _choose(
     first: list[Prompt],
     all_rows: bool,
     live: bool,
-    alike: list[int],
+    shared: int,
+    spread: Spread,
 ) -> Scale:
     """Return the sizes of a group. B is at most what its KV caches hold of sequences of one block."""
     capacities = capacity_of(options, team, group)
@@ -125,7 +127,7 @@ def _choose(
         len(team.groups),
         footprint,
         largest,
-        sum(alike),
+        shared,
     )
     batch = max(min(batch, capacity // (setup.state_tokens + setup.block_tokens)), 1)
     load = options.load_limit or load_limit(batch, period, steps, mean_prompt(first), capacity, footprint)
@@ -134,7 +136,6 @@ def _choose(
     of_lanes = split(batch, max(min(lanes, batch // most), 1))
     grows = options.admission == "optimistic" and options.batch is None
     growth = max(min(MOST_GROWTH, largest // batch), 1) if grows else 1
-    spread = spread_of([p.sequences for p in first], alike)
     return Scale(batch, period, steps, load, prefill, of_lanes, growth, live, spread)
 
 

@@ -118,7 +118,7 @@ def of_file(path: str, model: str, max_tokens: int, prefix_sharing: bool = True)
     if not prompts:
         raise UserError(f"{path}: expected at least one row that can be used, got none")
     prompt, new, shared = zip(*prompts, strict=True)
-    return of(prompt, new, shared if prefix_sharing and any(shared) else None)
+    return of(prompt, new, shared if any(shared) else None)
 
 
 def _prompts(path: str, model: str, max_tokens: int, ordered: bool) -> Iterator[tuple[int, int, int]]:
@@ -136,7 +136,7 @@ def _prompts(path: str, model: str, max_tokens: int, ordered: bool) -> Iterator[
     for prompt in tokenized(in_order(rows, None) if ordered else rows, Tokenizer.load(model), 1 << 40):
         if not isinstance(prompt, RowError):
             yield len(prompt.token_ids), prompt.params.max_tokens, shared_tokens(before, prompt) if before else 0
-            before = prompt
+            before = prompt if ordered else None
 
 
 def _all_there(prompt: Tokens, new: Tokens, most: int | Tokens) -> Lengths:

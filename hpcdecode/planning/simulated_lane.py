@@ -89,7 +89,6 @@ class SimulatedLane:
         self._slots = Slots(limits.slots)
         self._prefilling: deque[SequenceState | Prefix] = deque()  # prefixes before the sequences that wait for them
         self._prefix_step = 0  # of the micro-batch that is being prefilled
-        self._prefixes, self._keeps = self.admission.prefixes, limits.keeps_prefixes
         self._starts: list[tuple[int, int, int]] = []  # heaps of (step, row, key of the sequence)
         self._ends: list[tuple[int, int, int]] = []
         self._freed: list[SequenceState] = []
@@ -126,14 +125,11 @@ class SimulatedLane:
         return LaneWork(decode_tokens, sampled, prefill.tokens, prefill.pairs, *loads, prefill.ended, decoded=decoded)
 
     def _admit(self, now: int) -> None:
-        """Take a micro-batch on, and give up what no sequence begins with."""
-        if self._prefixes.crowded:
-            self._dropped += self._prefixes.make_room(self.admission.following())
+        """Take a micro-batch on."""
         group = self.admission.admit(now, self.in_flight.values(), self._slots)
         self._prefilling.extend((*group.prefixes, *group.sequences))
         self._prefix_step = group.prefix_step
-        if not self._keeps or self._placement.lacking:
-            self._dropped += self._prefixes.drop_unused()
+        self._dropped += group.dropped
 
     def _start(self, now: int) -> None:
         """Let sequences decode whose start step has come."""

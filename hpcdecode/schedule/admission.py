@@ -120,6 +120,8 @@ class Admission:
         """
         busy = bool(in_flight)
         group = MicroBatch(self.placement, self.prefixes, self.limits, self.policy, now, busy)
+        if self.prefixes.crowded:
+            group.dropped += self.prefixes.make_room(self._following())
         self.policy.expect(self.placement.expected_share(self.limits.steps + 1))
         headroom = self.policy.headroom(now, in_flight)
         while headroom > 0 and (sequences := self._next_sequences()) is not None:
@@ -148,9 +150,11 @@ class Admission:
             self.placement.lacking.discard(self.lane)
         if group.sequences:
             self.policy.admitted(group.start_step, busy)
+        if not self.limits.keeps_prefixes or self.placement.lacking:
+            group.dropped += self.prefixes.drop_unused()
         return group
 
-    def following(self) -> Beginning:
+    def _following(self) -> Beginning:
         """Return what the next sequence to place may share."""
         return self._beginning_of(None if self.waiting else self.feed.peek())
 

@@ -33,6 +33,7 @@ class MicroBatch:
         sequences: that were admitted, without their forks.
         members: with their forks.
         prefixes: that are new.
+        dropped: prefixes that were given up for it, or that nothing uses.
         lacks_room: whether a sequence that might have entered fits on no R-rank yet.
     """
 
@@ -42,6 +43,7 @@ class MicroBatch:
         self.sequences: list[SequenceState] = []
         self.members: list[SequenceState] = []
         self.prefixes: list[Prefix] = []
+        self.dropped: list[Prefix] = []
         self.lacks_room = False
         self._remaining = 0  # tokens of the sequences to prefill
         self._on: dict[int, list[SequenceState]] = {}  # members by R-rank
@@ -157,13 +159,16 @@ class MicroBatch:
         """Yield a prefix for a sequence on the R-ranks that suit it best and hold no copy; none if it fits nowhere."""
         adapter, all_ranks = sequence.adapter, len(self.placement.capacity)
         holding = {rank for copy in self.known.copies(ids, adapter) for rank in copy.ranks}
+        if len(holding) == all_ranks:
+            return
         lane = len(self.known.live), all_ranks, self.limits.most, self.limits.prefix_room
         count = max(self.limits.spread.ranks(len(ids), *lane), least)
         load = self._load_beside(sequence) + self._load_to_come(sequence)
         order = [r for r in self.placement.order(sequence, load) if r not in holding]
-        order.sort(key=self._waiting_for(ids, adapter).count, reverse=True)
+        new = Prefix(ids, None, adapter=adapter)
+        order.sort(key=[s.rank for s in self.sequences if s.swap is None and _begins(s, new)].count, reverse=True)
         for parent in (*self.known.shorter(ids, adapter), None):
-            new = Prefix(ids, parent, prefilled=parent.prompt_length if parent else 0, adapter=adapter)
+            new.prefix, new.prefilled = parent, parent.prompt_length if parent else 0
             fitting = (r for r in order if parent is None or r in parent.ranks)
             fitting = (r for r in fitting if self.placement.fits(r, [new, *self._on.get(r, ())]))
             if ranks := sorted(islice(fitting, count)):
@@ -179,11 +184,6 @@ class MicroBatch:
                 rows = self.limits.spread.rows - prefix.users
                 load[prefix.ranks] += max(rows, 0) / len(prefix.ranks)
         return load * own_load(sequence, self.placement.state_load)
-
-    def _waiting_for(self, ids: list[int], adapter: int) -> list[int]:
-        """Return the R-rank of each admitted sequence that begins with some tokens."""
-        beginning = Prefix(ids, None, adapter=adapter)
-        return [s.rank for s in self.sequences if s.swap is None and _begins(s, beginning)]
 
     def _has_many(self, prefix: Prefix) -> bool:
         """Return whether so many sequences begin with a prefix that a copy should be made."""

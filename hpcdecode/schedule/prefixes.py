@@ -102,12 +102,9 @@ class Prefixes:
     def _tokens(self) -> int:
         return sum(p.prompt_length for p in self.live)
 
-    def drop_unused(self, following: Beginning = NOTHING) -> list[Prefix]:
-        """Forget the prefixes that nothing uses, and return them, but for that of a prompt to come.
-
-        Those that are still prefilled stay.
-        """
-        return list(self._drop_oldest(following))
+    def drop_unused(self) -> list[Prefix]:
+        """Forget the prefixes that nothing uses, and return them. Those that are still prefilled stay."""
+        return list(self._drop_oldest(NOTHING))
 
     def make_room(self, following: Beginning) -> list[Prefix]:
         """Forget as few of them as leave room for more, those first that were used longest ago."""

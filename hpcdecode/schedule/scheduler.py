@@ -275,8 +275,6 @@ class Scheduler:
         return places
 
     def _admit(self, now: int) -> None:
-        if self.prefixes.crowded:
-            self._dropped += self.prefixes.make_room(self.admission.following())
         in_flight = [*self.decoding, *self.ready, *self.tiers.returning.values()]
         group = self.admission.admit(now, in_flight, self.slots)
         for sequence in group.sequences:
@@ -285,8 +283,7 @@ class Scheduler:
         self.prefilling.extend((*group.prefixes, *fresh))
         self.shared_tokens += sum(s.prefilled for s in fresh) - sum(map(remaining, group.prefixes))
         self._start_step, self._prefix_step = group.start_step, group.prefix_step
-        if not self.limits.keeps_prefixes or self.placement.lacking:
-            self._dropped += self.prefixes.drop_unused()
+        self._dropped += group.dropped
         if self.limits.keeps_prefixes and group.lacks_room and not group.sequences:
             self.admission.policy.deferred(now)
 
