@@ -76,7 +76,7 @@ class RankReport(msgspec.Struct, array_like=True):
     """From an S-rank to the lead: what is done since the last report, and how many rows it asks for.
 
     Attributes:
-        ask: sequences asked for; 0 asks for nothing and gets no answer; -1 is the S-rank's last report.
+        asks: sequences that each of its lanes asks for; nothing asks for none, and None is the S-rank's last report.
         finished: rows, with all their samples.
         errors: rows that could not be used.
         unfinished: all sequences in flight; None in most reports.
@@ -84,7 +84,7 @@ class RankReport(msgspec.Struct, array_like=True):
         updates: tokens of rows in flight that are told as they come.
     """
 
-    ask: int
+    asks: list[int] | None
     finished: list[list[Result]]
     errors: list[RowError]
     unfinished: list[Unfinished] | None
@@ -181,7 +181,7 @@ class Desk:
 
     def last_report(self, unfinished: list[Unfinished]) -> RankReport:
         """Return the report of the lead's own S-rank, which has handed in all that is done."""
-        return RankReport(-1, [], [], unfinished)
+        return RankReport(None, [], [], unfinished)
 
     @property
     def rows_left(self) -> int:

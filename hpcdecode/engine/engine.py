@@ -238,8 +238,9 @@ class Engine:
         if desk is not None:
             clients = Clients(desk, home_comm, [s.most for s in scales], on_loss(self, homes))
             return run_lead(self._make_s_rank(scale, desk), desk, signals, progress, clients)
-        injection = scale.injection if POLICIES[self.options.schedule].by_portions else 0
-        remote = RemoteDesk(home_comm, self.tokenizer, scale.most, injection, scale.live)
+        lanes = [batch * scale.growth for batch in scale.lanes]
+        injection = -(-scale.injection // len(lanes)) if POLICIES[self.options.schedule].by_portions else 0
+        remote = RemoteDesk(home_comm, self.tokenizer, lanes, injection, scale.live)
         run_remote(self._make_s_rank(scale, remote), remote, checkpoint_seconds)
         return True
 

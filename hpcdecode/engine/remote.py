@@ -23,9 +23,9 @@ _RESULTS_A_MESSAGE = 16  # rows
 
 
 class Rows(msgspec.Struct, array_like=True):
-    """The lead's answer to a question for rows: some, and whether they are the last."""
+    """The lead's answer to a question for rows: some for each lane, and whether they are the last."""
 
-    prompts: list[Prompt]
+    prompts: list[list[Prompt]]
     last: bool
 
 
@@ -48,6 +48,7 @@ class Clients:
         self.desk, self.comm, self._lost = desk, comm, lost
         self.open = set(range(1, comm.size))
         self._expected = dict(enumerate(batches[1:], 1))  # sequences of clients that have not asked yet
+        self._lanes = 1  # of the client that has most
         self.stopping = False
         self.tokens = 0  # of the rows handed in
         self._sent: list[tuple[int, MPI.Request]] = []  # to clients
@@ -99,17 +100,19 @@ class Clients:
         self.desk.tell(report.updates)
         if report.unfinished is not None:
             self._unfinished[client] = report.unfinished
-        if report.ask > 0:
-            self._asks[client] = report
-        elif report.ask < 0:
+        if report.asks is None:
             self.open.remove(client)
+        elif report.asks:
+            self._asks[client] = report
 
     def _answer(self, client: int, report: RankReport) -> None:
         """Answer a question for rows, unless there are none now and some may come."""
-        rows = self._rows(client, report.ask, ahead=report.ahead)
-        if rows.prompts or rows.last:
+        assert report.asks is not None, "expected a question"
+        self._lanes = max(self._lanes, len(report.asks))
+        rows = self._rows(client, report.asks, ahead=report.ahead)
+        if any(rows.prompts) or rows.last:
             del self._asks[client]
-            self._held[client].update(prompt.line for prompt in rows.prompts)
+            self._held[client].update(prompt.line for of_lane in rows.prompts for prompt in of_lane)
             self._post(client, _ROWS, rows)
 
     def _post(self, client: int, tag: int, message: object) -> None:
@@ -124,48 +127,59 @@ class Clients:
             self._asks.pop(client, None)
             self._sent = [(to, request) for to, request in self._sent if to != client]
             rows = self._held.pop(client)
-            self.desk.drop(-client)
-            self.desk.take_back([RankReport(-1, [], [], self._unfinished.pop(client, []))], rows)
+            for lane in range(self._lanes):
+                self.desk.drop(self._taker(client, lane))
+            self.desk.take_back([RankReport(None, [], [], self._unfinished.pop(client, []))], rows)
             tell(client, len(rows))
         return bool(lost)
 
-    def _rows(self, client: int, count: int, *, ahead: bool) -> Rows:
-        """Give out rows of `count` sequences, or what there is.
+    def _rows(self, client: int, asks: list[int], *, ahead: bool) -> Rows:
+        """Give out rows of as many sequences as the lanes of a client ask for, or what there is.
 
         Of the last rows of a job, a client that asks ahead of need gets its share of those that no one else waits for.
         """
         self._expected.pop(client, None)
-        left = self.desk.left
+        left, count = self.desk.left, sum(asks)
         if left is not None and (ahead or self.desk.live):
             count = min(count, -(-(left - sum(self._expected.values())) // (len(self.open) + 1)))
-        rows: list[Prompt] = []
-        while count > 0 and not self.stopping and self.desk.peek(-client) is not None:
-            rows.append(self.desk.pop(-client))
-            count -= rows[-1].sequences
+        rows: list[list[Prompt]] = [[] for _ in asks]
+        while count > 0 and not self.stopping:
+            lane = max(range(len(asks)), key=asks.__getitem__)
+            taker = self._taker(client, lane)
+            if self.desk.peek(taker) is None:
+                break
+            rows[lane].append(self.desk.pop(taker))
+            asks[lane] -= rows[lane][-1].sequences
+            count -= rows[lane][-1].sequences
         return Rows(rows, self.stopping or self.desk.exhausted())
+
+    def _taker(self, client: int, lane: int) -> int:
+        """Return the number of a client's lane at the desk, where the lead's own count from 0."""
+        return -(client + lane * self.comm.size)
 
 
 class RemoteDesk:
     """Feed and sink of an S-rank that is not the lead.
 
     It asks ahead of need, so that its lanes do not wait for the lead, but for no more than a micro-batch: rows that
-    wait here could run elsewhere.
+    wait here could run elsewhere. Each lane asks for itself: the lead deals rows that begin alike to one.
 
     Args:
         comm: the S-ranks, of which the lead is rank 0.
         tokenizer: of the model.
-        batch: B of the S-rank.
-        injection: sequences that enter together, of a schedule that lets them in by portions; else 0.
+        batches: B of every lane.
+        injection: sequences that enter a lane together, of a schedule that lets them in by portions; else 0.
         live: the lead's desk is a live one; finished rows are handed in at once.
     """
 
-    def __init__(self, comm: MPI.Intracomm, tokenizer: Tokenizer, batch: int, injection: int, live: bool = False):
-        self.comm, self.tokenizer, self._batch = comm, tokenizer, batch
+    def __init__(
+        self, comm: MPI.Intracomm, tokenizer: Tokenizer, batches: Sequence[int], injection: int, live: bool = False
+    ):
+        self.comm, self.tokenizer, self._batches = comm, tokenizer, batches
         self._at_once = 1 if live else _RESULTS_A_MESSAGE  # rows
-        self._ahead = injection
-        self._rows = PromptList()
-        self._dealer = Dealer(self._rows)
-        self._held = self._in_flight = 0  # sequences of rows that wait here, and of those that run
+        self._ahead = [injection] * len(batches)
+        self._in_flight = [0] * len(batches)  # sequences of rows that run
+        self._dealer = Dealer(PromptList())  # holds the rows that wait here
         self._finished: list[list[Result]] = []
         self._errors: list[RowError] = []
         self._asked = self._ended = False
@@ -173,7 +187,7 @@ class RemoteDesk:
     def sampled(self, sequences: Sequence[SequenceState]) -> None:
         """Tell the lead the new tokens of the sequences of a step."""
         if updates := updates_of(sequences):
-            send(self.comm, 0, _REPORT, RankReport(0, [], [], None, updates=updates))
+            send(self.comm, 0, _REPORT, RankReport([], [], [], None, updates=updates))
 
     def take_cancelled(self) -> Iterator[int]:
         """Yield the rows that the lead says nobody wants any more."""
@@ -182,9 +196,11 @@ class RemoteDesk:
 
     def peek(self, taker: int = 0) -> Prompt | None:
         """Return a lane's next prompt, or None if there is none yet; wait for it only if nothing else is to do."""
-        if not self._look() and not self._ended:  # sequences end earlier than the schedule expects
-            self._ahead = min(2 * self._ahead, self._batch)
-        return self._dealer.peek(taker)
+        self._look()
+        if self._ended or self._dealer.hand(taker):
+            return self._dealer.peek(taker)
+        self._ahead[taker] = min(2 * self._ahead[taker], self._batches[taker])  # sequences end earlier than expected
+        return None
 
     def at_hand(self, taker: int = 0) -> Prompt | None:
         """Return a lane's next prompt if it is here, or None; the lead is not asked."""
@@ -192,35 +208,35 @@ class RemoteDesk:
 
     def exhausted(self) -> bool:
         """Return whether the lead has no more rows."""
-        return not self._look() and self._ended
+        self._look()
+        return self._ended and not self._dealer.waiting
 
     def pop(self, taker: int = 0) -> Prompt:
         """Take a lane's next prompt."""
         prompt = self._dealer.pop(taker)
-        self._held -= prompt.sequences
-        self._in_flight += prompt.sequences
+        self._in_flight[taker] += prompt.sequences
         return prompt
 
     def refuse(self, prompt: Prompt, reason: str, taker: int = 0) -> None:
         """Drop a lane's next prompt and record why."""
-        self._held -= self._dealer.pop(taker).sequences
+        self._dealer.pop(taker)
         self._errors.append(RowError(prompt.line, prompt.id, reason))
 
     def finish(self, request: Request) -> None:
         """Take a request whose sequences are all finished; hand in some at a time."""
-        self._in_flight -= request.prompt.sequences
+        self._in_flight[request.lane] -= request.prompt.sequences
         if (error := error_of(request)) is not None:
             self._errors.append(error)
             if self._at_once == 1:
-                self._report(0)
+                self._report([])
             return
         self._finished.append(results_of(request, self.tokenizer))
         if len(self._finished) >= self._at_once:
-            self._report(0)
+            self._report([])
 
     def last_report(self, unfinished: list[Unfinished]) -> RankReport:
         """Return what `close` would send."""
-        return RankReport(-1, self._finished, self._errors, unfinished)
+        return RankReport(None, self._finished, self._errors, unfinished)
 
     def told_to_stop(self) -> bool:
         """Return whether the lead said to stop."""
@@ -228,27 +244,30 @@ class RemoteDesk:
 
     def checkpoint(self, unfinished: list[Unfinished]) -> None:
         """Hand in what is done, and what is in flight."""
-        self._report(0, unfinished)
+        self._report([], unfinished)
 
     def close(self, unfinished: list[Unfinished]) -> None:
         """Hand in what is done and what was in flight, and end."""
         if self._asked:
             self._take_answer()
-        self._report(-1, unfinished)
+        self._report(None, unfinished)
 
-    def _look(self) -> bool:
-        """Return whether a row is here; ask, and take an answer that is here or must come first."""
+    def _look(self) -> None:
+        """Ask for rows, and take an answer that is here or must come first."""
         self._ask()
-        while self._asked and not self._held and (not self._in_flight or self._answered()):
+        while self._asked and (self._answered() or not (self._dealer.waiting or any(self._in_flight))):
             self._take_answer()
             self._ask()
-        return self._held > 0
 
     def _ask(self) -> None:
-        """Ask for what a micro-batch lacks, or for what has room at once."""
-        want = (self._ahead or self._batch - self._in_flight) - self._held
-        if not (self._asked or self._ended) and want > self._ahead // 2:
-            self._report(want)
+        """Ask for what a micro-batch of a lane lacks, or for what has room in it at once."""
+        if self._asked or self._ended:
+            return
+        waiting = [sum(prompt.sequences for prompt in self._dealer.hand(lane)) for lane in range(len(self._batches))]
+        each = zip(self._ahead, self._batches, self._in_flight, waiting, strict=True)
+        wants = [(ahead or batch - running) - held for ahead, batch, running, held in each]
+        if any(want > ahead // 2 for want, ahead in zip(wants, self._ahead, strict=True)):
+            self._report([max(want, 0) for want in wants])
             self._asked = True
 
     def _answered(self) -> bool:
@@ -256,11 +275,11 @@ class RemoteDesk:
 
     def _take_answer(self) -> None:
         answer = receive(self.comm, 0, _ROWS, Rows)
-        self._rows.add(answer.prompts)
-        self._held += sum(prompt.sequences for prompt in answer.prompts)
+        for lane, prompts in enumerate(answer.prompts):
+            self._dealer.give(lane, prompts)
         self._ended, self._asked = answer.last, False
 
-    def _report(self, ask: int, unfinished: list[Unfinished] | None = None) -> None:
-        report = RankReport(ask, self._finished, self._errors, unfinished, ahead=self._in_flight > 0)
+    def _report(self, asks: list[int] | None, unfinished: list[Unfinished] | None = None) -> None:
+        report = RankReport(asks, self._finished, self._errors, unfinished, ahead=any(self._in_flight))
         send(self.comm, 0, _REPORT, report)
         self._finished, self._errors = [], []

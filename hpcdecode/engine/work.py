@@ -97,4 +97,4 @@ class Work:
     def report(self) -> RankReport:
         """Return what this rank knows of the requests that it works on."""
         s_rank = self.s_rank
-        return s_rank.sink.last_report(s_rank.unfinished()) if s_rank else RankReport(-1, [], [], [])
+        return s_rank.sink.last_report(s_rank.unfinished()) if s_rank else RankReport(None, [], [], [])

@@ -40,7 +40,12 @@ def test_what_waits_for_others_is_taken_at_last():
     dealer = dealt(documents(7, 7, 7, 7, 8))
     assert [take(dealer, taker) for taker in (0, 1)] == [1, 5]
     assert dealer.waiting == 3
-    assert [take(dealer, 1) for _ in range(3)] == [4, 3, 2] and take(dealer, 0) is None
+    assert [take(dealer, 1) for _ in range(3)] == [3, 4, 2] and take(dealer, 0) is None
+
+
+def test_half_of_what_waits_for_another_is_taken():
+    dealer = dealt(documents(7, 7, 7, 7, 7, 7, 8))
+    assert [take(dealer, taker) for taker in (0, 1, 1, 0, 1, 0, 1)] == [1, 7, 4, 2, 5, 3, 6]
 
 
 def test_hands_are_bounded_and_then_the_group_is_that_of_both(monkeypatch):

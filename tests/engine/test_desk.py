@@ -56,7 +56,7 @@ def rest(desk):
 
 
 def test_the_rows_of_one_s_rank_come_back_and_the_others_stay_out(desk):
-    desk.take_back([RankReport(-1, [], [], [Unfinished(4, 0, [9, 9])])], {2, 4})
+    desk.take_back([RankReport(None, [], [], [Unfinished(4, 0, [9, 9])])], {2, 4})
     assert desk.rows_left == 2 and [u.line for u in desk.unfinished()] == [4]
     desk.record(result(3))
     assert rest(desk) == [(2, []), (4, [[9, 9]]), (6, [])]
@@ -65,19 +65,33 @@ def test_the_rows_of_one_s_rank_come_back_and_the_others_stay_out(desk):
     assert sorted(desk.writer.lines) == [1, 2, 3, 4, 5, 6] and desk.rows_left == 0
 
 
+def test_each_lane_of_a_client_has_whole_documents():
+    rows = [(100 * document, document) for document in (1, 2, 3) for _ in range(4)]
+    prompts = [Prompt(i, str(i), [start] * 150 + [i], SamplingParams()) for i, (start, _) in enumerate(rows, 1)]
+    desk = Desk(prompts, Written(), None)
+    clients = remote.Clients(desk, SimpleNamespace(size=3), [8, 8, 8])
+    first = clients._rows(1, [3, 3], ahead=False)
+    assert [[p.line for p in of_lane] for of_lane in first.prompts] == [[1, 2, 3], [5, 6, 7]]
+    other = clients._rows(2, [1, 0], ahead=False)
+    assert [[p.line for p in of_lane] for of_lane in other.prompts] == [[9], []]
+    again = clients._rows(1, [0, 2], ahead=False)
+    assert [[p.line for p in of_lane] for of_lane in again.prompts] == [[], [8, 11]], "half of the longest hand"
+    desk.feed.close()
+
+
 def test_a_report_that_a_lost_s_rank_had_sent_changes_nothing(desk, monkeypatch):
     monkeypatch.setattr(remote.ulfm, "lost", lambda _comm: [1])
     told = []
     clients = remote.Clients(desk, SimpleNamespace(size=3), [4, 4, 4], lambda *lost: told.append(lost))
     clients._held[1] = {2, 4}
     assert clients._dissolve(clients._lost) and told == [(1, 2)]
-    clients._take(1, RankReport(-1, [result(2)], [], []))
+    clients._take(1, RankReport(None, [result(2)], [], []))
     assert desk.writer.lines == [] and desk.rows_left == 2 and clients.open == {2}
     assert not clients._dissolve(clients._lost)
 
 
 def test_all_rows_that_are_out_come_back_but_those_that_a_last_report_finishes(desk):
-    desk.take_back([RankReport(-1, [result(1)], [], []), RankReport(-1, [], [], [Unfinished(2, 0, [9])])])
+    desk.take_back([RankReport(None, [result(1)], [], []), RankReport(None, [], [], [Unfinished(2, 0, [9])])])
     assert desk.writer.lines == [1] and rest(desk) == [(2, [[9]]), (3, []), (4, []), (5, []), (6, [])]
 
 

@@ -37,7 +37,7 @@ def asked(tmp_path):
         (1, (), 1.0),
         (1, ("--lanes", 2), 0.9),
         (2, (), 0.9),
-        (3, ("--layout", "split", "--s-ranks", 2, "--lanes", 2), 0.8),
+        (3, ("--layout", "split", "--s-ranks", 2, "--lanes", 2), 0.7),  # by when lanes ask: 0.82 to 0.95
         (4, ("--layout", "split", "--s-ranks", 1, "--kv-memory", "1M"), 0.9),  # an R-rank has some of the documents
         (4, ("--layout", "split", "--s-ranks", 1, "--kv-memory", "640K"), 0.6),  # and of some a copy
     ],

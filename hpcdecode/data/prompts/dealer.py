@@ -65,16 +65,25 @@ class Dealer:
         """Return how many rows are dealt and not taken yet."""
         return sum(map(len, self._hands.values()))
 
+    def hand(self, taker: int) -> Sequence[Prompt]:
+        """Return what a taker was dealt and has not taken yet."""
+        return self._hands.get(taker, ())
+
+    def give(self, taker: int, prompts: Sequence[Prompt]) -> None:
+        """Deal prompts to one taker."""
+        self._hands.setdefault(taker, deque()).extend(prompts)
+        self._tokens += sum(len(prompt.token_ids) for prompt in prompts)
+
     def peek(self, taker: int) -> Prompt | None:
         """Return the next prompt of a taker, which stays in its hand, or None if no row is left at the moment."""
         hand = self._hands.setdefault(taker, deque())
         while not hand and (prompt := self._source.peek()) is not None:
             owner = self._owner(prompt, taker)
-            self._hands[owner].append(self._source.pop())
+            self.give(owner, [self._source.pop()])
             self._last[owner] = prompt
-            self._tokens += len(prompt.token_ids)
         if not hand and (longest := max(self._hands.values(), key=len)):
-            hand.append(longest.pop())
+            hand += _later_half(longest)
+            self._last[taker] = hand[-1]
         return hand[0] if hand else None
 
     def at_hand(self, taker: int) -> Prompt | None:
@@ -104,6 +113,12 @@ class Dealer:
         if taker in alike:
             return taker
         return next((other for other in alike if len(self._hands[other]) < _MOST_ROWS), taker)
+
+
+def _later_half(hand: deque[Prompt]) -> list[Prompt]:
+    """Take the later half of a hand. Its rows begin alike, and each one who has some of them prefills that once."""
+    half = [hand.pop() for _ in range((len(hand) + 1) // 2)]
+    return half[::-1]
 
 
 def begin_alike(prompt: Prompt, other: Prompt) -> bool:
