@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from hpcdecode.attention.reach import reach_of
 from hpcdecode.attention.shapes import recurrent_shapes
 from hpcdecode.config import EngineOptions
 from hpcdecode.engine.setup import Setup, apart, footprint_of, partition_of
@@ -166,8 +167,8 @@ def placement_of(options: EngineOptions, team: Team, setup: Setup, lanes: int) -
     of_members = [partition_of(options, pool).speeds([team.ranks[p].speed for p in pool]) for pool in group.pools]
     speeds = list(map(min, zip(*of_members, strict=True)))  # the lane waits for the slowest member's R-rank
     footprint = footprint_of(options, team, group, setup)
-    sizes = footprint, lanes, speeds, state_load(setup)
-    return placement_kind(options.admission)(capacity_of(options, team, group), *sizes)
+    reach = reach_of(setup.shapes, state_load(setup))
+    return placement_kind(options.admission)(capacity_of(options, team, group), footprint, lanes, speeds, reach)
 
 
 def schedulers_of(

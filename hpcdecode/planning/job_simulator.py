@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from hpcdecode.attention.footprint import Footprint
+from hpcdecode.attention.reach import ALL_TOKENS, Reach
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.exchange.shares import Share
 from hpcdecode.planning.cost import Cost
@@ -45,6 +46,7 @@ class JobGroup(msgspec.Struct, frozen=True):
         admission: `reserve` or `optimistic`.
         swaps: Makes the room in tiers for whole sequences; None if there are none.
         attention: How threads share the attention of steps with prompts, alone; None if evenly.
+        reach: What decode steps read of a sequence.
     """
 
     cost: Cost
@@ -56,6 +58,7 @@ class JobGroup(msgspec.Struct, frozen=True):
     admission: str = "reserve"
     swaps: Callable[[], Swaps] | None = None
     attention: PackedAttention | None = None
+    reach: Reach = ALL_TOKENS
 
 
 def simulate_job(group: JobGroup, lengths: Lengths) -> SimulationOutcome:
@@ -74,7 +77,8 @@ class _JobRun:
         self.group, self.lengths, self.cost = group, lengths, group.cost
         self.feed = SimulatedFeed(lengths, stop_token_ids=(_STOP,))
         self.ranks, self.swaps = group.ranks(), group.swaps() if group.swaps else None
-        placement = placement_kind(group.admission)(group.capacity, group.footprint, len(group.limits))
+        sizes = group.footprint, len(group.limits), None, group.reach
+        placement = placement_kind(group.admission)(group.capacity, *sizes)
         self.lanes = [
             Scheduler(lane, self.feed, placement, limits, Stops(), self.swaps)
             for lane, limits in enumerate(group.limits)

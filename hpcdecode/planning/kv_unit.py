@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from hpcdecode.attention.footprint import WHOLE, Footprint
+from hpcdecode.attention.reach import ALL_TOKENS, Reach, reach_of
 from hpcdecode.attention.shapes import MixerShape, attention_shapes
 from hpcdecode.attention.sizes import ENDLESS_BLOCK, block_tokens_for, bytes_per_token, footprint_for, state_tokens_for
 
@@ -18,10 +19,12 @@ class KvUnit(msgspec.Struct, frozen=True):
         token_bytes: Bytes of a token that all layers keep; 0 if they are not known.
         footprint: What a sequence takes. In a model whose layers all keep states a block stands for a state, whatever
             the number of tokens; others are counted by the token.
+        reach: What decode steps read of a sequence.
     """
 
     token_bytes: float = 0.0
     footprint: Footprint = WHOLE
+    reach: Reach = ALL_TOKENS
 
     @classmethod
     def of(cls, layers: Sequence[MixerShape], kv_dtype: str, share: float = 1.0, windowed: bool = False) -> KvUnit:
@@ -36,7 +39,8 @@ class KvUnit(msgspec.Struct, frozen=True):
         block = block_tokens_for(layers, kv_dtype)
         each = share * bytes_per_token(layers, kv_dtype, block, windowed)
         own = footprint_for(layers, kv_dtype, block, state_tokens_for(layers, kv_dtype, block), windowed)
-        return cls(each, own.by_token if attention_shapes(layers) else own)
+        made = cls(each, own.by_token if attention_shapes(layers) else own)
+        return msgspec.structs.replace(made, reach=reach_of(layers, 2 * made.fixed_tokens))
 
     @property
     def state_tokens(self) -> int:

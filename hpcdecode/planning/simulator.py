@@ -157,8 +157,7 @@ class _Pool:
         self._groups: list[list[SimulatedLane]] = []
         for _ in range(kind.sharing):
             shares = [tokens // kind.sharing for tokens in kind.capacity]
-            unit = kind.unit
-            sizes = unit.footprint, len(kind.limits), None, 2 * unit.fixed_tokens
+            sizes = kind.unit.footprint, len(kind.limits), None, kind.unit.reach
             placement = placement_kind(kind.admission)(shares, *sizes)
             cost, lanes = kind.cost, list(enumerate(kind.limits))
             ranks = [PrefillRank(cost) for _ in range(cost.prefill_ranks)]

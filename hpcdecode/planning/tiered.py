@@ -9,6 +9,7 @@ import msgspec
 
 from hpcdecode.attention.footprint import Footprint
 from hpcdecode.attention.page_sizes import PageSizes, page_sizes
+from hpcdecode.attention.reach import reach_of
 from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.attention.shapes import LayerShape, attention_shapes, recurrent_shapes
 from hpcdecode.attention.sizes import block_tokens_for, bytes_per_token, footprint_for
@@ -114,8 +115,8 @@ def job_group(
     swaps = None if memory.rotates or not memory.tiers else partial(_swaps, memory, count, speeds)
     ranks = partial(make, memory, cost, slots, count, speeds)
     capacity = [memory.capacity()] * count
-    attention = None if r_ranks else _attention(memory)
-    return JobGroup(cost, capacity, limits, memory.footprint, ranks, not r_ranks, admission, swaps, attention)
+    attention, reach = None if r_ranks else _attention(memory), reach_of(memory.layers)
+    return JobGroup(cost, capacity, limits, memory.footprint, ranks, not r_ranks, admission, swaps, attention, reach)
 
 
 def _attention(memory: TieredMemory) -> PackedAttention:

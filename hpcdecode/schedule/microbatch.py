@@ -47,7 +47,7 @@ class MicroBatch:
         self.lacks_room = False
         self._remaining = 0  # tokens of the sequences to prefill
         self._on: dict[int, list[SequenceState]] = {}  # members by R-rank
-        self._trajectories = Trajectories(placement.state_load)  # of the members
+        self._trajectories = Trajectories(placement.reach)  # of the members
         self._loads: dict[int, tuple[Load, int]] = {}  # by the end of a sequence that starts now; members counted
 
     @property
@@ -183,7 +183,7 @@ class MicroBatch:
             if prefix.prompt_length > self.limits.spread.common:
                 rows = self.limits.spread.rows - prefix.users
                 load[prefix.ranks] += max(rows, 0) / len(prefix.ranks)
-        return load * own_load(sequence, self.placement.state_load)
+        return load * own_load(sequence, self.placement.reach)
 
     def _has_many(self, prefix: Prefix) -> bool:
         """Return whether so many sequences begin with a prefix that a copy should be made."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcdecode.attention.footprint import Footprint
+from hpcdecode.attention.reach import ALL_TOKENS, Reach
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.requests.prefix import KvHolder
 from hpcdecode.requests.sequence import SequenceState
@@ -67,9 +68,9 @@ class OptimisticPlacement(Placement):
         footprint: Footprint,
         lanes: int,
         speeds: Sequence[float] | None = None,
-        state_load: int = 0,
+        reach: Reach = ALL_TOKENS,
     ):
-        super().__init__(capacity, footprint, lanes, speeds, state_load)
+        super().__init__(capacity, footprint, lanes, speeds, reach)
         self.lengths = GeneratedLengths()
         self._claims: list[dict[KvHolder, Claim]] = [{} for _ in capacity]
         self._claimed, self._staying = self._tally(), self._tally()

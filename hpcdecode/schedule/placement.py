@@ -4,8 +4,9 @@ A sequence of P prompt tokens that starts to decode at step x and runs to step E
 max(P, final - (E - t)) tokens at step t <= E. The load of an R-rank can only peak at a step in which a sequence ends
 (FastDecode, Algorithm 1), so it is enough to look at every end step. Blocks that sequences of a request share count
 once, until the last of these sequences is gone; each sequence counts what it holds beyond. A recurrent state counts as
-a number of tokens that does not grow, and takes as long as reading another number of tokens. Room is counted in group
-tokens (`attention/footprint.py`), and windows let tokens of a sequence and of shared blocks go each by itself.
+a number of tokens that does not grow. Room is counted in group tokens (`attention/footprint.py`), and windows let
+tokens of a sequence and of shared blocks go each by itself. What R-ranks have to do is counted in the tokens that
+layers read (`attention/reach.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcdecode.attention.footprint import Footprint
+from hpcdecode.attention.reach import ALL_TOKENS, Reach
 from hpcdecode.requests.prefix import KvHolder, Prefix, SharedBlocks
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.tally import Tally
@@ -27,11 +29,11 @@ class Trajectories:
     """How the attention load of sequences goes on: R-rank, first and last step, and tokens in the end.
 
     Args:
-        state_load: tokens that take as long to attend to as a sequence's recurrent state takes.
+        reach: tokens that steps read of a sequence.
     """
 
-    def __init__(self, state_load: int = 0) -> None:
-        self._state_load = state_load
+    def __init__(self, reach: Reach = ALL_TOKENS) -> None:
+        self._reach = reach
         self._rows = np.empty((4, 64), np.int64)
         self._sequences: list[SequenceState] = []
         self._at: dict[SequenceState, int] = {}
@@ -63,7 +65,7 @@ class Trajectories:
         self._rows[1:3, self._at[sequence]] -= steps
 
     def attention_load(self, new: SequenceState, ranks: int, after: int = 0) -> Load:
-        """Return the tokens that each R-rank attends to for them, and their states, over the steps of `new`.
+        """Return the tokens that each R-rank reads for them, and their states, over the steps of `new`.
 
         Args:
             new: whose steps count, those in which it decodes.
@@ -72,8 +74,9 @@ class Trajectories:
         """
         rank, start, end, final = self._rows[:, after : len(self)]
         first, last = np.maximum(start, new.start_step), np.minimum(end, new.end_step)
-        mean = final - end + (first + last) / 2 + self._state_load
-        return np.bincount(rank, np.maximum(last - first + 1, 0) * mean, ranks).astype(np.float64, copy=False)
+        none = final - end  # tokens at step 0
+        read = self._reach.over(none + first, none + last)
+        return np.bincount(rank, read, ranks).astype(np.float64, copy=False)
 
 
 class Placement:
@@ -84,7 +87,7 @@ class Placement:
         footprint: what a sequence or prefix takes of it.
         lanes: of the S-rank.
         speeds: at which R-ranks attend, relative to each other; None if they are alike.
-        state_load: tokens that take as long to attend to as the recurrent state of a sequence takes.
+        reach: tokens that decode steps read of a sequence.
 
     Attributes:
         lacking: lanes that found no room for their next sequence.
@@ -96,16 +99,16 @@ class Placement:
         footprint: Footprint,
         lanes: int,
         speeds: Sequence[float] | None = None,
-        state_load: int = 0,
+        reach: Reach = ALL_TOKENS,
     ):
         self.capacity, self.largest = tuple(capacity), max(capacity)
-        self.footprint, self.state_load = footprint, state_load
+        self.footprint, self.reach = footprint, reach
         self._room = [tokens * footprint.groups for tokens in capacity]
         self._speeds = np.ones(len(capacity)) if speeds is None else np.array(speeds, np.float64)
         self._held: list[set[KvHolder]] = [set() for _ in capacity]
         self._counts = np.zeros(len(self.capacity), np.int64)  # of those held
         self._final = Tally(len(self.capacity), footprint)  # what they take in the end
-        self._decoding = [Trajectories(state_load) for _ in range(lanes)]
+        self._decoding = [Trajectories(reach) for _ in range(lanes)]
         self.lacking: set[int] = set()
 
     @property
@@ -118,7 +121,7 @@ class Placement:
         return -(-self._taken(list(holders)) // self.footprint.groups)
 
     def attention_load(self, new: SequenceState) -> Load:
-        """Return the tokens that each R-rank attends to for `new`'s lane over the steps in which it decodes."""
+        """Return the tokens that each R-rank reads for `new`'s lane over the steps in which it decodes."""
         return self._decoding[new.lane].attention_load(new, len(self.capacity))
 
     def order(self, new: SequenceState, load: Load) -> Iterator[int]:
@@ -131,7 +134,7 @@ class Placement:
             new: the sequence.
             load: attention load of the others, by R-rank.
         """
-        seconds = (load + len(new.with_forks) * own_load(new, self.state_load)) / self._speeds
+        seconds = (load + len(new.with_forks) * own_load(new, self.reach)) / self._speeds
         least = np.flatnonzero(seconds == seconds.min())
         first = int(least[self._counts[least].argmin()])
         yield first
@@ -272,10 +275,10 @@ class Placement:
         """Raise InvariantViolation if what is claimed does not fit, or was counted wrong."""
 
 
-def own_load(sequence: SequenceState, state_load: int) -> float:
-    """Return the tokens that a sequence attends to itself over the steps in which it decodes, and its state."""
+def own_load(sequence: SequenceState, reach: Reach) -> float:
+    """Return the tokens that the steps in which a sequence decodes read of it, and of its state."""
     steps = sequence.end_step - sequence.start_step + 1
-    return steps * (sequence.final_length - (steps - 1) / 2 + state_load)
+    return float(reach.over(sequence.final_length - steps + 1, sequence.final_length))
 
 
 def _last_steps(holders: Iterable[KvHolder], ends: Iterable[int]) -> dict[SharedBlocks, int]:

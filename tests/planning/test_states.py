@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from hpcdecode.attention.base import KV_DTYPES
 from hpcdecode.attention.footprint import WHOLE, Footprint
+from hpcdecode.attention.reach import Reach
 from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.attention.shapes import IndexerShape, LayerShape, MixerShape
 from hpcdecode.attention.sizes import ENDLESS_BLOCK
@@ -209,7 +210,7 @@ def test_r_ranks_have_equal_parts_of_tokens_and_states(state_load, expected):
     """A row of 1,000 tokens and seven of 10 on two R-ranks: states that take long are dealt out evenly."""
     prompt = [1000, *[10] * 7]
     feed = SimulatedFeed(lengths.of(prompt, [20] * 8))
-    placement = Placement([100_000] * 2, WHOLE, 1, state_load=state_load)
+    placement = Placement([100_000] * 2, WHOLE, 1, reach=Reach(state=state_load))
     lane = SimulatedLane(0, feed, placement, LaneLimits(8, 1, 19, 4096, None, schedule="fifo"))
     works = [lane.step(now) for now in range(10)]
     assert sorted(works[-1].sequences.tolist()) == expected

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from hpcdecode.attention.reach import ALL_TOKENS, reach_of
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.schedule.auto import choose
 from hpcdecode.schedule.spread import Spread, shared_by_pairs
 from tests.support.families import FAMILIES, run_families
-from tests.support.scheduling import ListFeed, Machine, prompts
+from tests.support.scheduling import SHAPE, ListFeed, Machine, prompts
 
 
 @pytest.mark.parametrize(("period", "steps"), [(1, 32), (4, 32), (8, 32), (32, 32)])
@@ -47,6 +49,21 @@ def test_r_ranks_read_about_as_much_in_every_layer():
     assert np.median(np.divide(slowest, mean)) < 1.05
     placed = {rank for read in full for rank, (_, n) in enumerate(read) if n}
     assert placed == {0, 1}
+
+
+def test_r_ranks_read_about_as_much_of_windows():
+    """Some rows are long, and most layers read the last tokens of them alone."""
+    draw = np.random.default_rng(0)
+    long = [bool(draw.random() < 0.15) for _ in range(384)]
+    ends = {True: (3000, 4000), False: (50, 400)}
+    rows = [(int(draw.integers(*ends[is_long])), int(draw.integers(32, 128))) for is_long in long]
+    shapes = [SHAPE, *[replace(SHAPE, window=256)] * 5]
+    size = {"batch": 64, "period": 8, "steps": 128, "prefill_tokens": 4096, "shapes": shapes}
+    by_tokens, by_reads = (
+        Machine(ListFeed(prompts(rows)), capacity=[200_000] * 4, reach=reach, **size).run().balance(reach_of(shapes))
+        for reach in (ALL_TOKENS, None)
+    )
+    assert by_tokens < 0.8 and by_reads > 0.87
 
 
 def test_r_ranks_read_by_their_speeds():

@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 
 from hpcdecode.attention.open import open_kv_cache
+from hpcdecode.attention.reach import reach_of
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.sizes import footprint_for
 from hpcdecode.engine.attention_worker import AttentionWorker
@@ -83,6 +84,7 @@ class Machine:
         drained=None,
         guesses=None,
         shapes=(SHAPE,),
+        reach=None,
         **kind,
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
@@ -90,7 +92,7 @@ class Machine:
             footprint_for(shapes, "float32", block, 0, windowed=guesses is None),
             [c // block * block for c in capacity],
         )
-        self.placement = placement(capacity, footprint, lanes, speeds)
+        self.placement = placement(capacity, footprint, lanes, speeds, reach_of(shapes) if reach is None else reach)
         limits = LaneLimits(batch, period, steps, prefill_tokens, None, shared, **kind)
         swaps = tiers.swaps(len(capacity), footprint) if tiers else None
         self.tiers = tiers
@@ -105,7 +107,7 @@ class Machine:
             for store in self.stores
         ]
         self.now, self.done, self.loads, self.steps = 0, [], [], []
-        self.reads = []  # by step of a lane and R-rank: tokens that are attended to, and sequences
+        self.lengths = []  # by step of a lane and R-rank: tokens of the sequences that decode
         self.stopped, self.waits, self.drained = set(), 0, drained
         self.first_slot = limits.slots  # of the second lane
 
@@ -141,8 +143,8 @@ class Machine:
                 assert store.used_tokens <= -(-claimed // self.placement.footprint.groups)
         self.loads.append(sum(s.length + 1 for s in scheduler.decoding))
         self.steps.append(plan)
-        by_rank = [[s.length + 1 for s in step.decode if s.rank == rank] for rank in range(len(self.parts))]
-        self.reads.append([(sum(lengths), len(lengths)) for lengths in by_rank])
+        ranks = range(len(self.parts))
+        self.lengths.append([[s.length + 1 for s in step.decode if s.rank == rank] for rank in ranks])
         tokens = [self._token(s, len(s.generated)) for s in step.sampled]
         for sequence in step.decode:
             drafted = len(sequence.draft.tokens)
@@ -173,6 +175,16 @@ class Machine:
             if self.tiers:
                 self.tiers.apply(lane, part, plan, rank, self.now)
         return plan
+
+    @property
+    def reads(self):
+        """By step of a lane and R-rank: tokens that are attended to, and sequences."""
+        return [[(sum(lengths), len(lengths)) for lengths in by_rank] for by_rank in self.lengths]
+
+    def balance(self, reach):
+        """How level the R-ranks are in what they read: the mean over the largest, over all steps."""
+        reads = [[sum(reach.over(n, n) for n in lengths) for lengths in by_rank] for by_rank in self.lengths]
+        return sum(map(sum, reads)) / len(self.parts) / sum(map(max, reads))
 
     def require_empty(self):
         assert not any(self.placement._held) and not any(self.placement._decoding)
