@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hpcdecode.planning.cost import Cost
+from hpcdecode.planning.seen_tokens import Beyond, of_chunk, plus
 from hpcdecode.planning.simulated_feed import SimulatedFeed
 from hpcdecode.planning.simulated_lane import LaneWork, Prefilled, SimulatedLane
 from hpcdecode.requests.sequence import SequenceState
@@ -25,9 +28,9 @@ class PrefillRank:
     def __init__(self, cost: Cost):
         self.cost, self.free_at = cost, 0.0
 
-    def run(self, clock: float, tokens: int, pairs: int, completed: int) -> float:
+    def run(self, clock: float, tokens: int, pairs: int, completed: int, beyond: Sequence[Beyond]) -> float:
         """Take a step of prompts at `clock`; return when it is done."""
-        self.free_at = max(self.free_at, clock) + self.cost.prompt_seconds(tokens, pairs, completed)
+        self.free_at = max(self.free_at, clock) + self.cost.prompt_seconds(tokens, pairs, completed, beyond)
         return self.free_at
 
 
@@ -40,13 +43,22 @@ class ApartLane(SimulatedLane):
         placement: Where their K and V lie, shared by all lanes.
         limits: Of this lane.
         rank: That prefills.
+        most_seen: As in `SimulatedLane`.
 
     Attributes:
         due: Seconds at which its prompts under way are done; None if there are none.
     """
 
-    def __init__(self, lane: int, feed: SimulatedFeed, placement: Placement, limits: LaneLimits, rank: PrefillRank):
-        super().__init__(lane, feed, placement, limits)
+    def __init__(
+        self,
+        lane: int,
+        feed: SimulatedFeed,
+        placement: Placement,
+        limits: LaneLimits,
+        rank: PrefillRank,
+        most_seen: tuple[int, ...] = (),
+    ):
+        super().__init__(lane, feed, placement, limits, most_seen)
         self.due: float | None = None
         self._feed, self._limits, self._rank = feed, limits, rank
         self._apart = PromptsApart(lane, placement)
@@ -65,7 +77,8 @@ class ApartLane(SimulatedLane):
         work = super().step(now)
         self._send(clock + stalled)
         done, self._done = self._done, Prefilled(0, 0, 0, [])
-        return work._replace(prompt_tokens=0, pairs=0, appended=done.tokens, stalled=stalled)
+        none = [Beyond(0, 0)] * len(self._most_seen)
+        return work._replace(prompt_tokens=0, pairs=0, pairs_beyond=none, appended=done.tokens, stalled=stalled)
 
     def _start(self, now: int) -> None:
         """Let sequences decode whose start step has come, and those start later that are not prefilled."""
@@ -81,6 +94,7 @@ class ApartLane(SimulatedLane):
         if self.due is not None or not self._prefilling:
             return
         budget, pairs, completed = self._limits.prefill_tokens, 0, 0
+        beyond = [Beyond(0, 0)] * len(self._most_seen)
         for sequence in self._prefilling:
             assert isinstance(sequence, SequenceState), "prompts that other ranks prefill share nothing here"
             count = min(remaining(sequence), budget)
@@ -88,10 +102,11 @@ class ApartLane(SimulatedLane):
                 break
             budget -= count
             pairs += count * sequence.prefilled + count * (count + 1) // 2
+            beyond = plus(beyond, of_chunk(self._most_seen, sequence.prefilled, count))
             completed += count == remaining(sequence)
             self._sent.append((sequence, count))
         tokens = self._limits.prefill_tokens - budget
-        self.due = self._rank.run(clock, tokens, pairs, completed)
+        self.due = self._rank.run(clock, tokens, pairs, completed, beyond)
         self._apart.under_way = True
 
     def _complete(self, now: int) -> None:

@@ -31,7 +31,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdecode.planning.seen_tokens import ChosenTokens, Count, OfRRanks, Seconds, WindowTokens, choosing_seconds
+from hpcdecode.planning.seen_tokens import (
+    Beyond,
+    ChosenTokens,
+    Count,
+    OfRRanks,
+    PartRates,
+    Seconds,
+    WindowTokens,
+    choosing_seconds,
+)
 
 Sizes = Annotated[list[Count], msgspec.Meta(min_length=2)]
 SecondsAt = Annotated[list[Seconds], msgspec.Meta(min_length=2)]
@@ -124,38 +133,48 @@ class Cost(msgspec.Struct, frozen=True):
         """Return the seconds of the logits of one lane step, and of the sampling and planning that go with them."""
         return _interpolated(self.logits_tokens, self.logits_seconds_at, sampled_tokens)
 
-    def attention_seconds(self, cached_tokens: OfRRanks | float, sequences: OfRRanks | float) -> NDArray[np.float64]:
+    @property
+    def most_seen(self) -> tuple[int, ...]:
+        """Return how many tokens layers attend to at most that do not attend to all, of each kind of them."""
+        return tuple(part.most for part in self._rates_of_pairs)
+
+    def attention_seconds(
+        self, cached_tokens: OfRRanks | float, sequences: OfRRanks | float, beyond: Sequence[Beyond] | None = None
+    ) -> NDArray[np.float64]:
         """Return R * cached_tokens + attend_seconds_per_sequence * sequences, or what indexers and windows leave of it.
 
         Args:
             cached_tokens: Tokens of the sequences of an R-rank, of one or of all.
-            sequences: Those sequences; indexers choose, and windows end, as if they were of one length.
+            sequences: Those sequences.
+            beyond: What they have beyond each of `most_seen`; None if they count as of one length.
         """
-        seconds = np.asarray(
-            self.attend_seconds_per_cached_token * cached_tokens + self.attend_seconds_per_sequence * sequences
-        )
-        if self.chosen is not None:
-            rates = self.chosen.skipped_seconds_per_cached_token, self.chosen.score_seconds_per_cached_token
-            seconds = seconds + choosing_seconds(self.chosen.most, *rates, cached_tokens, sequences)
-        for window in self.windows:
-            rates = window.skipped_seconds_per_cached_token, 0.0
-            seconds = seconds + choosing_seconds(window.most, *rates, cached_tokens, sequences)
-        return seconds
+        seconds = self.attend_seconds_per_cached_token * cached_tokens + self.attend_seconds_per_sequence * sequences
+        return np.asarray(seconds + choosing_seconds(self._rates_of_cached_tokens, cached_tokens, sequences, beyond))
 
-    def pair_seconds(self, pairs: float, queries: float) -> float:
+    def pair_seconds(self, pairs: float, queries: float, beyond: Sequence[Beyond] | None = None) -> float:
         """Return the seconds of the attention of prompts.
 
         Args:
             pairs: Queries times the keys that each attends to, or may choose from.
-            queries: Tokens of prompts; indexers choose, and windows end, as if each had equally many keys.
+            queries: Tokens of prompts.
+            beyond: What they have beyond each of `most_seen`; None if each counts as having equally many keys.
         """
-        seconds = self.prefill_seconds_per_pair * pairs
-        if self.chosen is not None:
-            rates = self.chosen.skipped_seconds_per_pair, self.chosen.score_seconds_per_pair
-            seconds += float(choosing_seconds(self.chosen.most, *rates, pairs, queries))
-        for window in self.windows:
-            seconds += float(choosing_seconds(window.most, window.skipped_seconds_per_pair, 0.0, pairs, queries))
-        return seconds
+        chosen = choosing_seconds(self._rates_of_pairs, pairs, queries, beyond)
+        return self.prefill_seconds_per_pair * pairs + float(chosen)
+
+    @property
+    def _rates_of_cached_tokens(self) -> list[PartRates]:
+        chosen = [self.chosen] if self.chosen else []
+        rates = [(c.most, c.skipped_seconds_per_cached_token, c.score_seconds_per_cached_token) for c in chosen]
+        rates += [(window.most, window.skipped_seconds_per_cached_token, 0.0) for window in self.windows]
+        return [PartRates(*each) for each in rates]
+
+    @property
+    def _rates_of_pairs(self) -> list[PartRates]:
+        chosen = [self.chosen] if self.chosen else []
+        rates = [(c.most, c.skipped_seconds_per_pair, c.score_seconds_per_pair) for c in chosen]
+        rates += [(window.most, window.skipped_seconds_per_pair, 0.0) for window in self.windows]
+        return [PartRates(*each) for each in rates]
 
     def lane_seconds(
         self,
@@ -164,6 +183,8 @@ class Cost(msgspec.Struct, frozen=True):
         pairs: float,
         cached_tokens: OfRRanks,
         sequences: OfRRanks,
+        beyond: Sequence[Beyond] | None = None,
+        pairs_beyond: Sequence[Beyond] | None = None,
     ) -> LaneSeconds:
         """Return what one lane needs in a step, over all layers.
 
@@ -181,11 +202,14 @@ class Cost(msgspec.Struct, frozen=True):
             pairs: Queries of prompts times the keys that each attends to.
             cached_tokens: Tokens that each R-rank attends to, [R-ranks].
             sequences: Sequences that each R-rank attends to, [R-ranks].
+            beyond: What these have beyond each of `most_seen`; None if they count as of one length.
+            pairs_beyond: What tokens of prompts have, as well.
         """
         active = 1.0 if tokens else 0.0
-        prefill = self.pair_seconds(pairs, prompt_tokens) + self.prefill_seconds_per_step * min(prompt_tokens, 1.0)
+        prefill = self.prefill_seconds_per_step * min(prompt_tokens, 1.0)
+        prefill += self.pair_seconds(pairs, prompt_tokens, pairs_beyond)
         attend = (
-            self.attention_seconds(cached_tokens, sequences)
+            self.attention_seconds(cached_tokens, sequences, beyond)
             + self.append_seconds_per_prompt_token * prompt_tokens / len(cached_tokens)
             + self.attend_seconds_per_step * active
         )
@@ -197,7 +221,9 @@ class Cost(msgspec.Struct, frozen=True):
             move=self.move_seconds_per_token * tokens,
         )
 
-    def prompt_seconds(self, prompt_tokens: float, pairs: float, completed: float) -> float:
+    def prompt_seconds(
+        self, prompt_tokens: float, pairs: float, completed: float, beyond: Sequence[Beyond] | None = None
+    ) -> float:
         """Return the seconds of a step of prompts alone on a rank that only prefills.
 
         They are those of its slices or of the wire, whichever takes longer, of logits, and of the messages of layers.
@@ -206,9 +232,10 @@ class Cost(msgspec.Struct, frozen=True):
             prompt_tokens: Of the step.
             pairs: Queries of prompts times the keys that each attends to.
             completed: Prompts that are complete, of which it has logits.
+            beyond: What their tokens have beyond each of `most_seen`; None if each counts as having equally many keys.
         """
         none = np.zeros(1)
-        lane = self.lane_seconds(prompt_tokens, prompt_tokens, pairs, none, none)
+        lane = self.lane_seconds(prompt_tokens, prompt_tokens, pairs, none, none, None, beyond)
         return max(lane.s_rank, lane.wire) + lane.latency + self.logits_seconds(completed)
 
     @property

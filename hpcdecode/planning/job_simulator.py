@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.lengths import Lengths
 from hpcdecode.planning.outcome import Gaps, LoadHistory, SimulationOutcome
 from hpcdecode.planning.packed_attention import PackedAttention
+from hpcdecode.planning.seen_tokens import Beyond, of_chunk, plus
 from hpcdecode.planning.simulated_feed import SimulatedFeed
 from hpcdecode.planning.simulated_ranks import SimulatedRank
 from hpcdecode.requests.stops import Stops
@@ -262,7 +264,9 @@ class _StepWork(msgspec.Struct, frozen=True):
         prompts = sum(chunk.count for chunk in step.prefill)
         tokens = len(step.decode) + prompts
         pairs = sum(c.count * c.sequence.prefilled + c.count * (c.count + 1) // 2 for c in step.prefill)
-        prefill = cost.pair_seconds(pairs, prompts) + cost.prefill_seconds_per_step * bool(prompts)
+        parts = (of_chunk(cost.most_seen, c.start, c.count) for c in step.prefill)
+        beyond = reduce(plus, parts, [Beyond(0, 0)] * len(cost.most_seen))
+        prefill = cost.pair_seconds(pairs, prompts, beyond) + cost.prefill_seconds_per_step * bool(prompts)
         return cls(
             (cost.body_seconds(tokens) + cost.sum_seconds_per_token * tokens) / cost.layers,
             prefill / cost.layers,
@@ -283,5 +287,5 @@ def _uneven_seconds(cost: Cost, step: Step, attention: PackedAttention, prefill:
     """
     lengths = [s.prompt_length + len(s.generated) for s in step.decode]
     chunks = [(c.start, c.count) for c in step.prefill]
-    attend = float(cost.attention_seconds(sum(lengths), len(lengths)))
+    attend = float(cost.attention_seconds(np.array(lengths), 1).sum())
     return (attention.stretch(cost, lengths, chunks) - 1) * (prefill + attend)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -57,9 +58,60 @@ class WindowTokens(msgspec.Struct, frozen=True):
         return WindowTokens(self.most, self.skipped_seconds_per_cached_token / tp, self.skipped_seconds_per_pair / tp)
 
 
+class PartRates(NamedTuple):
+    """What layers of a kind change that attend to `most` tokens: seconds saved of a token beyond, and of a score."""
+
+    most: int
+    skipped_seconds: float
+    score_seconds: float
+
+
+class Beyond(NamedTuple):
+    """How many tokens queries have beyond the most that some layers attend to.
+
+    Attributes:
+        tokens: All together, of every R-rank or of a rank's prompts.
+        queries: Those that have any.
+    """
+
+    tokens: OfRRanks | float
+    queries: OfRRanks | float
+
+
+def beyond_if_alike(most: int, seen: OfRRanks | float, queries: OfRRanks | float) -> Beyond:
+    """Return what queries have beyond `most` tokens, as if each had equally many of all the `seen` ones."""
+    tokens = np.maximum(seen - most * queries, 0)
+    return Beyond(tokens, np.where(tokens > 0, queries, 0))
+
+
+def of_chunk(most_seen: Sequence[int], start: int, count: int) -> list[Beyond]:
+    """Return what `count` tokens of a prompt behind `start` others have beyond each of some numbers of tokens."""
+    ends = [(max(start - most, 0), max(start + count - most, 0)) for most in most_seen]
+    return [Beyond((last * (last + 1) - first * (first + 1)) // 2, last - first) for first, last in ends]
+
+
+def plus(one: Sequence[Beyond], other: Sequence[Beyond]) -> list[Beyond]:
+    """Return what the tokens of prompts of both have."""
+    both = zip(one, other, strict=True)
+    return [Beyond(float(a.tokens) + float(b.tokens), float(a.queries) + float(b.queries)) for a, b in both]
+
+
 def choosing_seconds(
-    most: int, skipped_seconds: float, score_seconds: float, seen: OfRRanks | float, queries: OfRRanks | float
+    rates: Sequence[PartRates],
+    seen: OfRRanks | float,
+    queries: OfRRanks | float,
+    beyond: Sequence[Beyond] | None = None,
 ) -> NDArray[np.float64]:
-    """Return what choosing adds to attention to all of the `seen` tokens, or saves of it if it is below 0."""
-    skipped = np.maximum(seen - most * queries, 0)
-    return np.where(skipped > 0, score_seconds * seen - skipped_seconds * skipped, 0.0)
+    """Return what layers that attend to a part add to attention to all tokens, or save of it if it is below 0.
+
+    Args:
+        rates: Of each kind of these layers.
+        seen: Tokens that all queries might attend to.
+        queries: Their number.
+        beyond: What they have beyond the most tokens of each kind; None if they count as alike.
+    """
+    seconds = np.zeros(np.shape(seen))
+    for i, (most, skipped, score) in enumerate(rates):
+        tokens, above = beyond[i] if beyond is not None else beyond_if_alike(most, seen, queries)
+        seconds += score * (tokens + most * above) - skipped * tokens
+    return seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcdecode.planning.largest_gap import DecodedSteps
+from hpcdecode.planning.seen_tokens import Beyond, of_chunk, plus
 from hpcdecode.planning.simulated_feed import SimulatedFeed
 from hpcdecode.requests.prefix import Prefix, new_key
 from hpcdecode.requests.sequence import SequenceState
@@ -40,6 +41,8 @@ class LaneWork(NamedTuple):
         appended: Tokens of prompts that ranks which only prefill have sent to the R-ranks.
         stalled: Seconds in which the lane waited for such ranks before it began.
         decoded: Steps of the rows that ended, or gave up their room.
+        beyond: What sequences have beyond the tokens that some layers attend to, by kind of these layers.
+        pairs_beyond: What tokens of prompts have, as well.
     """
 
     decode_tokens: int
@@ -52,6 +55,8 @@ class LaneWork(NamedTuple):
     appended: int = 0
     stalled: float = 0.0
     decoded: tuple[DecodedSteps, ...] = ()
+    beyond: Sequence[Beyond] = ()
+    pairs_beyond: Sequence[Beyond] = ()
 
 
 class Prefilled(NamedTuple):
@@ -61,6 +66,7 @@ class Prefilled(NamedTuple):
     pairs: int
     completed: int
     ended: list[int]
+    beyond: Sequence[Beyond] = ()
 
 
 class SimulatedLane:
@@ -74,6 +80,7 @@ class SimulatedLane:
         feed: Where rows come from.
         placement: Where their K and V lie, shared by all lanes.
         limits: Of this lane.
+        most_seen: Tokens that layers attend to at most that do not attend to all, of each kind of them.
 
     Attributes:
         in_flight: Prefilled or decoding sequences, by row.
@@ -81,7 +88,15 @@ class SimulatedLane:
         recomputed: Tokens whose K and V were dropped so.
     """
 
-    def __init__(self, lane: int, feed: SimulatedFeed, placement: Placement, limits: LaneLimits):
+    def __init__(
+        self,
+        lane: int,
+        feed: SimulatedFeed,
+        placement: Placement,
+        limits: LaneLimits,
+        most_seen: tuple[int, ...] = (),
+    ):
+        self._most_seen = most_seen
         self.admission = Admission(lane, feed, placement, limits, _NO_STOPS)
         self.in_flight: dict[int, SequenceState] = {}
         self.preemptions = self.recomputed = 0
@@ -115,6 +130,7 @@ class SimulatedLane:
         self._attention_load += self._sequences
         attention_load, sequences = self._attention_load.copy(), self._sequences.copy()
         decode_tokens = int(sequences.sum())
+        beyond = [Beyond(*self._placement.beyond(most, self.admission.lane, now)) for most in self._most_seen]
         prefill = self._prefill(now)
         self._end_decoded(now, prefill.ended)
         sampled = decode_tokens + prefill.completed
@@ -122,7 +138,8 @@ class SimulatedLane:
         self.admission.policy.observe(sampled, early)
         decoded, self._decoded = tuple(self._decoded), []
         loads = attention_load, sequences
-        return LaneWork(decode_tokens, sampled, prefill.tokens, prefill.pairs, *loads, prefill.ended, decoded=decoded)
+        work = LaneWork(decode_tokens, sampled, prefill.tokens, prefill.pairs, *loads, prefill.ended, decoded=decoded)
+        return work._replace(beyond=beyond, pairs_beyond=prefill.beyond)
 
     def _admit(self, now: int) -> None:
         """Take a micro-batch on."""
@@ -140,14 +157,16 @@ class SimulatedLane:
     def _prefill(self, now: int) -> Prefilled:
         """Prefill an even share of the prompt tokens that are left before the micro-batch starts."""
         ended: list[int] = []
+        beyond = [Beyond(0, 0)] * len(self._most_seen)
         if not self._prefilling:
-            return Prefilled(0, 0, 0, ended)
+            return Prefilled(0, 0, 0, ended, beyond)
         first = self._prefilling[0]
         end = self._prefix_step if isinstance(first, Prefix) else first.start_step
         tokens, pairs, completed = 0, 0, 0
         for chunk in next_chunks(self._prefilling, ceil(tokens_first(self._prefilling) / max(end - now, 1))):
             tokens += chunk.count
             pairs += chunk.count * chunk.start + chunk.count * (chunk.count + 1) // 2
+            beyond = plus(beyond, of_chunk(self._most_seen, chunk.start, chunk.count))
             chunk.sequence.prefilled += chunk.count
             if remaining(chunk.sequence):
                 break
@@ -155,7 +174,7 @@ class SimulatedLane:
             if isinstance(chunk.sequence, SequenceState):
                 completed += 1
                 self._begin(chunk.sequence, ended)
-        return Prefilled(tokens, pairs, completed, ended)
+        return Prefilled(tokens, pairs, completed, ended, beyond)
 
     def _begin(self, sequence: SequenceState, ended: list[int]) -> None:
         """Put a prefilled sequence in flight; its first token comes with its prompt, and may be its last."""

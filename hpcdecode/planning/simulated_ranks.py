@@ -208,10 +208,10 @@ class SwappingRank:
     def attend(self, layer: int, share: Share) -> None:
         """Let the time of appending and attending pass."""
         whole, cost = share.whole, self._cost
-        held = int(self._lengths[whole.decode_slots].sum())
+        held = self._lengths[whole.decode_slots]
         seconds = cost.append_seconds_per_prompt_token * int(whole.prefill_counts.sum())
         if len(whole.decode_slots):
-            seconds += float(cost.attention_seconds(held, len(whole.decode_slots))) + cost.attend_seconds_per_step
+            seconds += float(cost.attention_seconds(held, 1).sum()) + cost.attend_seconds_per_step
         self.movers.compute(seconds / cost.layers)
 
     def take_results(self, lane: int) -> list[tuple[int, bool]]:

@@ -162,9 +162,9 @@ class _Pool:
             cost, lanes = kind.cost, list(enumerate(kind.limits))
             ranks = [PrefillRank(cost) for _ in range(cost.prefill_ranks)]
             self._groups.append(
-                [ApartLane(i, feed, placement, limits, ranks[i % len(ranks)]) for i, limits in lanes]
+                [ApartLane(i, feed, placement, limits, ranks[i % len(ranks)], cost.most_seen) for i, limits in lanes]
                 if ranks
-                else [SimulatedLane(i, feed, placement, limits) for i, limits in lanes]
+                else [SimulatedLane(i, feed, placement, limits, cost.most_seen) for i, limits in lanes]
             )
 
     @property
@@ -202,7 +202,8 @@ class _Pool:
 
 def _need(cost: Cost, work: LaneWork) -> LaneSeconds:
     tokens = work.decode_tokens + work.prompt_tokens
-    lane = cost.lane_seconds(tokens, work.prompt_tokens, work.pairs, work.attention_load, work.sequences)
+    attended = work.attention_load, work.sequences, work.beyond, work.pairs_beyond
+    lane = cost.lane_seconds(tokens, work.prompt_tokens, work.pairs, *attended)
     if not work.appended:
         return lane
     appended = cost.append_seconds_per_prompt_token * work.appended / len(work.sequences)

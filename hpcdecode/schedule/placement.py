@@ -74,9 +74,15 @@ class Trajectories:
         """
         rank, start, end, final = self._rows[:, after : len(self)]
         first, last = np.maximum(start, new.start_step), np.minimum(end, new.end_step)
-        none = final - end  # tokens at step 0
-        read = self._reach.over(none + first, none + last)
+        read = self._reach.over(final - end + first, final - end + last)
         return np.bincount(rank, read, ranks).astype(np.float64, copy=False)
+
+    def beyond(self, most: int, step: int, ranks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the tokens beyond `most` of those that decode in a step, by R-rank, and how many have any."""
+        rank, start, end, final = self._rows[:, : len(self)]
+        more = np.where(start <= step, np.maximum(final - end + step - most, 0), 0)
+        tokens = np.bincount(rank, more, ranks).astype(np.int64)
+        return tokens, np.bincount(rank[more > 0], minlength=ranks)
 
 
 class Placement:
@@ -123,6 +129,10 @@ class Placement:
     def attention_load(self, new: SequenceState) -> Load:
         """Return the tokens that each R-rank reads for `new`'s lane over the steps in which it decodes."""
         return self._decoding[new.lane].attention_load(new, len(self.capacity))
+
+    def beyond(self, most: int, lane: int, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the tokens beyond `most` of a lane's sequences that decode in a step, by R-rank, and their number."""
+        return self._decoding[lane].beyond(most, step, len(self.capacity))
 
     def order(self, new: SequenceState, load: Load) -> Iterator[int]:
         """Yield the R-ranks in the order in which they should be tried for a sequence and its forks.

@@ -28,6 +28,15 @@ from hpcdecode.schedule.spread import Spread
 from tests.support.preemption import HastyPlacement
 from tests.support.scheduling import ListFeed, Machine, prompts
 
+MOST_SEEN = (20, 50)
+
+
+def beyond_of(by_rank):
+    """For each of MOST_SEEN, by R-rank: tokens of sequences beyond it, and those that have any."""
+    above = [[[n - most for n in lengths if n > most] for lengths in by_rank] for most in MOST_SEEN]
+    return [([sum(own) for own in ranks], [len(own) for own in ranks]) for ranks in above]
+
+
 COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-7, 1e-6, 1e-10, 1e-6, 1e-5)
 
 
@@ -61,8 +70,8 @@ def test_what_is_simulated_is_what_runs(
     simulated = SimulatedFeed(lengths.Lengths(prompt, np.array(new), most, np.zeros(len(rows)), alike))
     placement = kind_of_placement(capacity, Footprint(4), lanes)
     limits = LaneLimits(9, period, 30, 64, None, tokens, **kind)
-    sim = [SimulatedLane(lane, simulated, placement, limits) for lane in range(lanes)]
-    loads, ended, prefilled = [], [], 0
+    sim = [SimulatedLane(lane, simulated, placement, limits, MOST_SEEN) for lane in range(lanes)]
+    loads, ended, prefilled, beyond = [], [], 0, []
     for now in range(10_000):
         if all(lane.exhausted() for lane in sim):
             break
@@ -70,10 +79,12 @@ def test_what_is_simulated_is_what_runs(
         loads += [int(w.attention_load.sum()) for w in works]
         ended += [row for w in works for row in w.ended]
         prefilled += sum(w.prompt_tokens for w in works)
+        beyond += [[(b.tokens.tolist(), b.queries.tolist()) for b in w.beyond] for w in works]
     assert sum(loads) == sum(machine.loads) and max(loads) == max(machine.loads)
     assert prefilled == sum(plan.prefill_tokens for plan in machine.steps)
     if lanes == 1:
         assert loads == machine.loads[: len(loads)]
+        assert beyond == [beyond_of(by_rank) for by_rank in machine.lengths[: len(loads)]]
     assert sorted(ended) == sorted(s.prompt.line - 1 for s in machine.done)
     if lanes == 1:
         assert sim[0].preemptions == machine.schedulers[0].preemptions

@@ -15,7 +15,7 @@ from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.fit import chosen_at_rate
 from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LinkSpeed, device
 from hpcdecode.planning.model_size import ModelSize
-from hpcdecode.planning.seen_tokens import ChosenTokens, WindowTokens
+from hpcdecode.planning.seen_tokens import Beyond, ChosenTokens, WindowTokens, of_chunk, plus
 from hpcdecode.planning.serving import Server
 from hpcdecode.planning.simulator import SimulatedGroups, simulate
 from hpcdecode.ranks.wishes import GroupShape
@@ -79,6 +79,25 @@ def test_windows_cost_what_a_query_sees_of_them(length):
     assert windowed.pair_seconds(16 * length, 16) == pytest.approx(16e-8 * seen)
     twice = windowed.times(2)
     assert twice.attention_seconds(length, 1) == pytest.approx(2 * windowed.attention_seconds(length, 1))
+
+
+def test_rows_of_all_lengths_cost_what_each_of_them_does():
+    """A row of 5,000 tokens, and many of 50, which windows of 128 see whole."""
+    cost = replace(SPARSE, windows=(WindowTokens(128, 4e-7, 4e-9), WindowTokens(1000, 1e-7, 1e-9)))
+    lengths = np.array([5000, *[50] * 99, 600])
+    beyond = [Beyond((lengths - most).clip(0).sum(), (lengths > most).sum()) for most in cost.most_seen]
+    each = [float(cost.attention_seconds(float(n), 1)) for n in lengths]
+    assert float(cost.attention_seconds(lengths.sum(), len(lengths), beyond)) == pytest.approx(sum(each))
+    assert float(cost.attention_seconds(lengths.sum(), len(lengths))) != pytest.approx(sum(each), rel=0.1)
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 90), (60, 70), (99, 1), (100, 300), (5000, 16)])
+def test_every_token_of_a_prompt_costs_what_it_sees(start, count):
+    cost = replace(SPARSE, windows=(WindowTokens(128, 4e-9, 4e-9),))
+    keys = range(start + 1, start + count + 1)
+    beyond = plus(of_chunk(cost.most_seen, start, count), of_chunk(cost.most_seen, 0, 1))
+    each = [cost.pair_seconds(n, 1) for n in [*keys, 1]]
+    assert cost.pair_seconds(sum(keys) + 1, count + 1, beyond) == pytest.approx(sum(each))
 
 
 def test_windows_are_counted_by_data_sheets():
