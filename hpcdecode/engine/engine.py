@@ -269,7 +269,7 @@ class Engine:
 
     def _make_s_rank(self, scale: Scale, desk: Desk | RemoteDesk) -> SRank:
         options, stops, prompts = self.options, self.stops, self._open_prompts()
-        room = prefix_bytes(self.team, self.setup) // len(scale.lanes)
+        room = prefix_bytes(options, self.team, self.setup) // len(scale.lanes)
         shared = prompts.attention.tokens_in(room) if options.prefix_sharing else 0
         schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops)
         links = cast("Sequence[SLink]", self._work.links)

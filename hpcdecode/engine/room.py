@@ -183,10 +183,17 @@ def _kv_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
     return kv_share(available_bytes(), mapped, sum(r.has_r for r in here))
 
 
-def prefix_bytes(team: Team, setup: Setup) -> int:
-    """Return the bytes that this S-rank may take for K and V of what prompts share, beside those in KV caches."""
+def prefix_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
+    """Return the bytes that this S-rank, which has its weights, may take for K and V of what prompts share.
+
+    On a GPU with a KV cache these have been set aside.
+    """
     if team.me.device != "cpu":
-        return _LEAST_PREFIX_BYTES
+        sharing = _on_same_gpu(team)
+        if any(rank.has_r and rank.kv_device != "cpu" for rank in sharing):
+            return _LEAST_PREFIX_BYTES
+        free = _free_on(torch.device(team.me.device), options.gpu_memory, sharing)
+        return max(int(free * _PREFIX_SHARE / max(sum(rank.has_s for rank in sharing), 1)), _LEAST_PREFIX_BYTES)
     s_ranks = sum(rank.has_s for rank in team.ranks if rank.host == team.me.host)
     return max(kv_share(available_bytes(), setup.mapped_bytes, s_ranks, _PREFIX_SHARE), _LEAST_PREFIX_BYTES)
 

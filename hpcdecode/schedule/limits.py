@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcdecode.schedule.prefixes import MAX_PREFIXES
+from hpcdecode.schedule.prefixes import LEAST_PREFIXES
 from hpcdecode.schedule.spread import UNKNOWN, Spread
 
 
@@ -34,7 +34,7 @@ class LaneLimits:
         load: W_lim, tokens that the sequences attend to in a step, for the schedule `load-control`.
         growth: to how many times B the lane may grow if sequences end early.
         least_period: to which F may shrink with it; None for F itself.
-        prefixes: the most prefixes at once.
+        least_prefixes: the most prefixes at once of a lane that is small.
         keeps_prefixes: whether those that nothing uses are held while there is room.
         apart: whether other ranks prefill its prompts while it decodes.
         spread: how many rows share prefixes.
@@ -51,7 +51,7 @@ class LaneLimits:
     load: int = 0
     growth: int = 1
     least_period: int | None = None
-    prefixes: int = MAX_PREFIXES
+    least_prefixes: int = LEAST_PREFIXES
     keeps_prefixes: bool = False
     apart: bool = False
     spread: Spread = UNKNOWN
@@ -61,6 +61,11 @@ class LaneLimits:
     def most(self) -> int:
         """Return the greatest B that the lane may have."""
         return self.batch * self.growth
+
+    @property
+    def prefixes(self) -> int:
+        """Return the most prefixes at once: two sequences have one at least."""
+        return max(self.least_prefixes, self.most // 2)
 
     @property
     def slots(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdecode.schedule.prefixes import MAX_PREFIXES
+from hpcdecode.schedule.prefixes import LEAST_PREFIXES
 
 Table = NDArray[np.int32]
 
@@ -139,5 +139,5 @@ def length_of(wire: Table) -> int:
 
 def wire_length(slots: int, ranks: int) -> int:
     """Return the int32 elements that any plan of a lane needs, by its slots and its R-ranks."""
-    drafted = _COLUMNS["decode"] * MOST_DRAFTED_ROWS
-    return HEADER + sum(_COLUMNS.values()) * slots + drafted + (2 + 3 + 4) * MAX_PREFIXES * ranks
+    drafted, prefixes = _COLUMNS["decode"] * MOST_DRAFTED_ROWS, max(LEAST_PREFIXES, slots // 5)
+    return HEADER + sum(_COLUMNS.values()) * slots + drafted + (2 + 3 + 4) * prefixes * ranks

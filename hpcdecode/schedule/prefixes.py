@@ -5,7 +5,7 @@ The S-rank sends a prefix to the R-ranks as it sends a prompt, but to all of the
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from hpcdecode.requests.prefix import Prefix
 from hpcdecode.schedule.spread import in_common
 
-MAX_PREFIXES = 64  # of a lane at once
+LEAST_PREFIXES = 64  # that a lane may hold at once
 _BLOCKS = 2  # of the shortest
 _RECENT = 64  # prompts that others are compared with
+
+
+_Start = tuple[int, bytes]  # adapter, and what the shortest prefix has of ids: only what has the same may begin alike
 
 
 class Match(NamedTuple):
@@ -49,18 +52,21 @@ class Prefixes:
         live: those that are held; one that begins with another comes after it.
     """
 
-    def __init__(self, block_tokens: int, most_tokens: int, most: int = MAX_PREFIXES):
+    def __init__(self, block_tokens: int, most_tokens: int, most: int = LEAST_PREFIXES):
         self.block_tokens, self.most_tokens, self.most = block_tokens, most_tokens, most
         self.live: list[Prefix] = []
         self._least = _BLOCKS * block_tokens
-        self._recent: deque[tuple[int, NDArray[np.int32]]] = deque(maxlen=_RECENT)
+        self._tokens = 0
+        self._alike: defaultdict[_Start, list[Prefix]] = defaultdict(list)  # those that are held
+        self._recent: deque[tuple[_Start, NDArray[np.int32]]] = deque(maxlen=_RECENT)
 
     def find(self, input_ids: Sequence[int], adapter: int = -1) -> Match:
         """Return what a prompt with an adapter, or -1 for none, can share."""
         if not self.most_tokens or len(input_ids) <= self._least:
             return Match((), 0)
         ids = np.array(input_ids, np.int32)
-        known, alike = self._longest(ids, adapter), (other for own, other in self._recent if own == adapter)
+        start = self._start(ids, adapter)
+        known, alike = self._longest(ids, adapter), (other for own, other in self._recent if own == start)
         length = min(max((in_common(ids, other) for other in alike), default=0), len(ids) - 1)
         length -= length % self.block_tokens
         if known and (length < known[0].prompt_length + self._least or not any(p.complete for p in known)):
@@ -74,22 +80,26 @@ class Prefixes:
     def copies(self, input_ids: Sequence[int], adapter: int) -> list[Prefix]:
         """Return the prefixes with these ids and an adapter, or -1 for none."""
         ids = np.array(input_ids, np.int32)
-        return [p for p in self.live if p.equals(ids, adapter)]
+        return [p for p in self._alike.get(self._start(ids, adapter), ()) if p.equals(ids, adapter)]
 
     def shorter(self, input_ids: Sequence[int], adapter: int) -> list[Prefix]:
         """Return the complete prefixes that longer ids begin with, the longest first."""
         ids = np.array(input_ids, np.int32)
-        found = (p for p in self.live if p.complete and p.begins(ids, adapter))
+        alike = self._alike.get(self._start(ids, adapter), ())
+        found = (p for p in alike if p.complete and p.begins(ids, adapter))
         return sorted(found, key=lambda p: p.prompt_length, reverse=True)
 
     def remember(self, input_ids: Sequence[int], adapter: int = -1) -> None:
         """Compare prompts to come with this one, which has an adapter, or -1 for none."""
         if self.most_tokens and len(input_ids) > self._least:
-            self._recent.append((adapter, np.array(input_ids, np.int32)))
+            ids = np.array(input_ids, np.int32)
+            self._recent.append((self._start(ids, adapter), ids))
 
     def add(self, prefix: Prefix) -> None:
         """Hold a prefix."""
         self.live.append(prefix)
+        self._alike[self._start_of(prefix)].append(prefix)
+        self._tokens += prefix.prompt_length
         if prefix.prefix:
             prefix.prefix.users += 1
 
@@ -97,10 +107,6 @@ class Prefixes:
     def crowded(self) -> bool:
         """Return whether there is little room for more."""
         return bool(self.live) and (2 * len(self.live) > self.most or 2 * self._tokens > self.most_tokens)
-
-    @property
-    def _tokens(self) -> int:
-        return sum(p.prompt_length for p in self.live)
 
     def drop_unused(self) -> list[Prefix]:
         """Forget the prefixes that nothing uses, and return them. Those that are still prefilled stay."""
@@ -115,7 +121,7 @@ class Prefixes:
 
     def _longest(self, ids: NDArray[np.int32], adapter: int) -> list[Prefix]:
         """Return all copies of the longest prefix of a prompt."""
-        found = [p for p in self.live if p.begins(ids, adapter)]
+        found = [p for p in self._alike.get(self._start(ids, adapter), ()) if p.begins(ids, adapter)]
         longest = max((p.prompt_length for p in found), default=0)
         return [p for p in found if p.prompt_length == longest]
 
@@ -124,8 +130,22 @@ class Prefixes:
         kept = self._longest(np.array(following.ids, np.int32), following.adapter)
         while unused := [p for p in self.live if p.complete and not p.users and p not in kept]:
             prefix = min(unused, key=lambda p: p.last_used)
-            prefix.live = False
-            self.live.remove(prefix)
-            if prefix.prefix:
-                prefix.prefix.users -= 1
+            self._drop(prefix)
             yield prefix
+
+    def _drop(self, prefix: Prefix) -> None:
+        prefix.live = False
+        self.live.remove(prefix)
+        start = self._start_of(prefix)
+        self._alike[start].remove(prefix)
+        if not self._alike[start]:
+            del self._alike[start]
+        self._tokens -= prefix.prompt_length
+        if prefix.prefix:
+            prefix.prefix.users -= 1
+
+    def _start(self, ids: NDArray[np.int32], adapter: int) -> _Start:
+        return adapter, ids[: self._least].tobytes()
+
+    def _start_of(self, prefix: Prefix) -> _Start:
+        return self._start(np.array(prefix.input_ids[: self._least], np.int32), prefix.adapter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,3 +105,16 @@ def test_a_model_with_latents_says_so_to_a_job(checkpoint):
         LLM(folder, kv_dtype="int4").generate(["a b c"], params, use_tqdm=False)
     (made,) = LLM(folder, kv_dtype="int8", dtype="bfloat16").generate(["a b c"], params, use_tqdm=False)
     assert len(made.outputs[0].token_ids) == 4
+
+
+@pytest.mark.parametrize(
+    ("kv_on_gpu", "s_ranks", "free", "expected"), [(0, 1, 40, 5), (0, 2, 40, 2.5), (0, 1, 4, 1), (1, 1, 40, 1)]
+)
+def test_prefixes_have_an_eighth_of_what_a_gpu_has_free(monkeypatch, kv_on_gpu, s_ranks, free, expected):
+    """Shared with other S-ranks there; beside a KV cache, which took its share before, a GiB."""
+    monkeypatch.setattr(room.torch.cuda, "mem_get_info", lambda _device: (free << 30, 80 << 30))
+    on_gpu = {"host": "a", "cpus": [0], "device": "cuda:0", "gpus": ["a"]}
+    ranks = [Rank(rank=i, role="S", **on_gpu) for i in range(s_ranks)]
+    ranks += [Rank(rank=9, role="R", kv_device="cuda:0", **on_gpu)] * kv_on_gpu
+    found = room.prefix_bytes(EngineOptions(model="m"), Team(SimpleNamespace(rank=0), ranks), None)
+    assert found == expected * (1 << 30)

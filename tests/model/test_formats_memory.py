@@ -28,7 +28,7 @@ def status(name):
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
-load_split(sys.argv[1], dtype="bfloat16", weights=False)
+load_split(sys.argv[1], dtype="bfloat16", quantised="auto")  # imports what the first load needs
 peaks = {}
 for path in sys.argv[1:]:
     gc.collect()

@@ -82,8 +82,10 @@ MODELS = {  # by the name in GGUF: the config, and metadata that the writer does
     ),
 }
 
+QUICK = ("llama", "qwen2moe", "phi3", "gemma3", "gpt2", "gpt-oss", "minimax-m2", "lfm2")  # each with what others lack
 
-@pytest.mark.parametrize("name", MODELS)
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in MODELS])
 def test_an_architecture(name, tmp_path):
     config, values = MODELS[name]
     source = save(config(transformers), tmp_path / "source")
@@ -137,7 +139,7 @@ def test_its_tokenizer_has_the_ids_the_end_and_the_chat_template(llama):
     assert own.eos_token_ids == {EOS} and own.vocab_size == COMMON["vocab_size"]
 
 
-@pytest.mark.parametrize("factor", [8.0, 32.0])
+@pytest.mark.parametrize("factor", [8.0, pytest.param(32.0, marks=pytest.mark.full)])
 def test_frequencies_of_llama3(factor, tmp_path):
     """The file has divisors of the frequencies as a tensor; the scaling that gives them is found again."""
     rope = dict(rope_type="llama3", rope_theta=500000.0, factor=factor, low_freq_factor=1.0, high_freq_factor=4.0)

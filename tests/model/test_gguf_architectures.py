@@ -15,8 +15,10 @@ from tests.support.gguf_models import MODELS, YARN, kinds, make
 from tests.support.models import LATENT, SHAPE
 from tests.support.quantised import forms
 
+QUICK = ("gemma4", "glm4_moe_lite", "deepseek_v3", "exaone4", "granite_moe", "olmo3", "glm4", "llama4", "ernie4_5_moe")
 
-@pytest.mark.parametrize("name", MODELS)
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in MODELS])
 def test_an_architecture(name, tmp_path):
     source, file = make(name, tmp_path)
     whole = logits(file)

@@ -47,7 +47,12 @@ def shares(whole: Trace, own: Trace) -> list[tuple[int, int]]:
     return [(w.heads // o.heads, w.k_heads // o.k_heads) for w, o in pairs if isinstance(w, RecurrentShape)]
 
 
-@pytest.mark.parametrize("name", [name for name in HYBRIDS if name != NGRAMS])
+QUICK = ("qwen3_next", "bamba", "zamba2", "mamba", "kimi_linear", "nemotron_h", "lfm2", "falcon_h1")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in HYBRIDS if n != NGRAMS]
+)
 def test_two_members_have_half_of_every_state(name, tmp_path):
     whole = traced(tmp_path, name)
     one, two = check_members(whole, 2)

@@ -79,7 +79,7 @@ def test_earlier_ids_are_one_state_of_the_model(two_layers):
 @pytest.mark.parametrize(
     ("model_type", "values"),
     [
-        ("qwen4_exp_text", {}),
+        pytest.param("qwen4_exp_text", {}, marks=pytest.mark.full),
         ("qwen4_exp", {"ple_layer_ids": [3]}),
         ("qwen4_exp_text", {"ngram_size": 2, "heads_per_ngram": 4, "ple_embed_dim": 32}),
         pytest.param("qwen4_exp_text", {"ngram_size": 5, "ple_conv_kernel_size": 2}, marks=pytest.mark.full),

@@ -88,7 +88,7 @@ def test_tokens_that_indexers_choose_for_equal_those_of_transformers(mpiexec, tm
 
 def test_tokens_by_biased_scores_equal_those_of_transformers(mpiexec, tmp_path):
     """Biases by learned profiles and by slopes, and sinks of tokens; behind a prefix."""
-    names = ("inkling", "inkling2_loop", "bloom")
+    names = ("inkling2_loop", "bloom")
     cases = [make_case(name, tmp_path, rows=6, new_tokens=10, common=130) for name in names]
     runs = (
         "1:7:2",

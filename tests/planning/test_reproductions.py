@@ -133,6 +133,7 @@ def test_the_schedules_of_fluidinfer(figure):
     assert bound["fluid"] == pytest.approx(0.74, rel=0.05)
 
 
+@pytest.mark.full
 def test_fluidinfer_over_16_sequences_and_over_256(figure):
     paper = figure("fluidinfer_paper")
     assert pytest.approx(7.45, rel=0.01) == paper.KV_FACTOR

@@ -22,7 +22,7 @@ CASES = {
 }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(**CASES)
 def test_families_are_done_once(**case):
     check_families(**case)

@@ -27,13 +27,13 @@ CASES = {
 }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(**CASES)
 def test_families_that_are_preempted_at_any_step_are_done_once(**case):
     check_families(**case)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(**{**CASES, **WINDOWED})
 def test_room_that_windows_leave_is_enough(**case):
     check_families(**case)
