@@ -142,3 +142,10 @@ def test_what_a_notebook_shows(llm, checkpoint):
     encoded = llm.get_tokenizer()("if x == 1:")["input_ids"]
     assert llm.generate("if x == 1:", SamplingParams(max_tokens=1), use_tqdm=False)[0].prompt_token_ids == encoded
     assert dir(hpcdecode) == sorted(hpcdecode.__all__)
+
+
+def test_tokens_that_other_prompts_had_are_counted(llm):
+    """Who comes first computes them: of 150 tokens two blocks of 64."""
+    prompts = [{"prompt_token_ids": [*range(20, 170), 200 + i]} for i in range(4)]
+    found = llm.generate(prompts, SamplingParams(max_tokens=2, ignore_eos=True))
+    assert [output.num_cached_tokens for output in found] == [0, 128, 128, 128]

@@ -20,6 +20,7 @@ from hpcdecode.report.metrics import RowCounts
 from hpcdecode.requests.output_parser import Parsed
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.sequence import Request, SequenceState
+from hpcdecode.requests.shortcuts import NO_SHORTCUTS
 from hpcdecode.requests.updates import Update
 
 
@@ -47,6 +48,7 @@ def result_of(sequence: SequenceState, tokenizer: Tokenizer) -> Result:
         content=parsed and parsed.content,
         tool_calls=parsed and parsed.tool_calls,
         adapter=prompt.lora,
+        shortcuts=sequence.request.shortcuts,
     )
 
 
@@ -137,6 +139,7 @@ class Desk:
         self._dealer = Dealer(self.feed)
         self.writer, self.tokenizer, self.max_errors = writer, tokenizer, max_errors
         self.rows = self.prompt_tokens = self.generated_tokens = 0
+        self.shortcuts = NO_SHORTCUTS  # of all finished rows
         self._out: dict[int, Prompt] = {}  # rows that were given out and have not come back, by line
         self._left: dict[int, list[Unfinished]] = {}  # of rows that were given out before, by line
 
@@ -234,6 +237,7 @@ class Desk:
         self._returned(samples[0].line)
         self.rows += 1
         self.prompt_tokens += samples[0].prompt_tokens
+        self.shortcuts += samples[0].shortcuts
         self.generated_tokens += sum(len(done.token_ids) - done.resumed for done in samples)
         self.writer.add(*samples)
 
@@ -258,7 +262,8 @@ class Desk:
     @property
     def counts(self) -> RowCounts:
         """Return what there is to report of the rows so far."""
-        return RowCounts(self.rows, self.writer.error_count, self.prompt_tokens, self.generated_tokens)
+        tokens = self.prompt_tokens, self.generated_tokens
+        return RowCounts(self.rows, self.writer.error_count, *tokens, self.shortcuts)
 
     def _open_feed(self, rows: Iterable[Prompt | RowError], size: Callable[[int], int] | None) -> PromptQueue:
         return RowFeed(rows, self, size)

@@ -64,6 +64,7 @@ def scored_results(request: Request, tokenizer: Tokenizer) -> list[Result]:
             is_greedy=each.greedy,
             is_best=sample == best,
             adapter=prompt.lora,
+            shortcuts=request.shortcuts,
         )
         for sample, each in enumerate(scored)
     ]

@@ -11,6 +11,7 @@ import msgspec
 from hpcdecode._version import __version__
 from hpcdecode.errors import InvariantViolation
 from hpcdecode.report.account import Account
+from hpcdecode.requests.shortcuts import Shortcuts
 
 if TYPE_CHECKING:
     from hpcdecode.ranks.roles import Rank
@@ -33,12 +34,14 @@ class RowCounts(NamedTuple):
         errors: Rows that could not be used.
         prompt_tokens: Prompt tokens of the finished rows.
         generated_tokens: Generated tokens of the finished rows.
+        shortcuts: What they were spared.
     """
 
     done: int
     errors: int
     prompt_tokens: int
     generated_tokens: int
+    shortcuts: Shortcuts
 
 
 class Metrics(msgspec.Struct, kw_only=True):

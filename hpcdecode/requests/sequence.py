@@ -10,6 +10,7 @@ from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.prefix import Prefix, SharedBlocks, new_key
 from hpcdecode.requests.prompt import Prompt, Unfinished
 from hpcdecode.requests.sequence_parts import DraftState, Hidden, SamplerState, Times
+from hpcdecode.requests.shortcuts import NO_SHORTCUTS, Shortcuts
 from hpcdecode.requests.stops import Decode, Stops
 from hpcdecode.requests.swapped import SwapTicket
 from hpcdecode.requests.target import Scores, Target
@@ -25,6 +26,7 @@ class Request:
         max_new_tokens: of each sequence at most, those of an earlier run included.
         sequences: all its samples, or the beams of its search.
         cancelled: nobody wants it any more; its sequences end with their next tokens.
+        shortcuts: what it was spared so far.
         number: greater than those of the requests that were started before.
     """
 
@@ -34,6 +36,7 @@ class Request:
     beams: Beams | None = None
     sequences: list[SequenceState] = field(default_factory=list)
     cancelled: bool = False
+    shortcuts: Shortcuts = NO_SHORTCUTS
     number: int = field(default_factory=new_key)
 
     @property

@@ -6,13 +6,14 @@ The S-rank sends a prefix to the R-ranks as it sends a prompt, but to all of the
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcdecode.requests.prefix import Prefix
+from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.spread import in_common
 
 LEAST_PREFIXES = 64  # that a lane may hold at once
@@ -38,6 +39,24 @@ class Beginning(NamedTuple):
 
 
 NOTHING = Beginning(())
+
+
+def note_shared(sequences: Iterable[SequenceState], new: Iterable[Prefix]) -> int:
+    """Note how many tokens of their prompts sequences share, when they enter; return the sum.
+
+    Who comes first of those that share a new prefix is the one that it is prefilled for.
+
+    Args:
+        sequences: that enter.
+        new: prefixes that are prefilled for them.
+    """
+    total, left = 0, {prefix.key: prefix.prompt_length - prefix.prefilled for prefix in new}
+    for sequence in sequences:
+        shared = sequence.prefilled - (left.pop(sequence.prefix.key, 0) if sequence.prefix else 0)
+        request = sequence.request
+        request.shortcuts = request.shortcuts.sharing(min(shared, len(request.prompt.token_ids)))
+        total += shared
+    return total
 
 
 class Prefixes:

@@ -14,9 +14,9 @@ from hpcdecode.schedule.apart import PromptsApart
 from hpcdecode.schedule.beam_step import update_beams
 from hpcdecode.schedule.chunks import decode_places, forked_prefixes, next_chunks, places_of, tokens_first
 from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.microbatch import remaining
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import Plan, Table, table_of
+from hpcdecode.schedule.prefixes import note_shared
 from hpcdecode.schedule.slots import Slots
 from hpcdecode.schedule.speculation import Speculation
 from hpcdecode.schedule.step import Chunk, Step
@@ -281,7 +281,7 @@ class Scheduler:
             self.requests[sequence.prompt.line] = sequence.request
         fresh = self.tiers.bring_back(group.sequences)
         self.prefilling.extend((*group.prefixes, *fresh))
-        self.shared_tokens += sum(s.prefilled for s in fresh) - sum(map(remaining, group.prefixes))
+        self.shared_tokens += note_shared(fresh, group.prefixes)
         self._start_step, self._prefix_step = group.start_step, group.prefix_step
         self._dropped += group.dropped
         if self.limits.keeps_prefixes and group.lacks_room and not group.sequences:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from hpcdecode._ops_cpu import Drafter, TokenHistory
 from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.requests.shortcuts import Shortcuts
 from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.schedule.draft_price import DraftPrice
 from hpcdecode.schedule.placement import Placement
@@ -86,6 +87,7 @@ class Speculation:
             right = sequence.length - draft.length - 1
             self.drafted += count
             self.confirmed += right
+            sequence.request.shortcuts += Shortcuts(drafted_tokens=count, confirmed_tokens=right)
             draft.tokens = []
             if sequence.finish_reason is None:
                 self._settled.setdefault(sequence.lane, []).append(SettledDraft(sequence, count, right))

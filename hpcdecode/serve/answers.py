@@ -47,11 +47,17 @@ def answer_of(
     """
     choices = [c for job, found in zip(jobs, results, strict=True) for c in choices_of(asked, job, found, text)]
     made = 0 if asked.scores else sum(len(r.token_ids) for found in results for r in found)
-    body = {**head_of(asked), "choices": choices, "usage": usage(sum(len(job.token_ids) for job in jobs), made)}
+    used = usage(sum(len(job.token_ids) for job in jobs), made, sum(map(cached_tokens, results)))
+    body = {**head_of(asked), "choices": choices, "usage": used}
     first = results[0][0] if results[0] else None
     if asked.endpoint == "chat" and first is not None and asked.shows_prompt:
         body["prompt_logprobs"] = prompt_logprobs_of(first, text)
     return body
+
+
+def cached_tokens(results: Sequence[Result]) -> int:
+    """Return how many tokens of a prompt other rows had."""
+    return results[0].shortcuts.cached_tokens if results else 0
 
 
 def choices_of(asked: Asked, job: PromptJob, results: Sequence[Result], text: TokenText) -> Iterator[dict[str, Any]]:

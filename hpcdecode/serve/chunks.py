@@ -10,7 +10,7 @@ from hpcdecode.data.results.result import Result
 from hpcdecode.engine.live import Update
 from hpcdecode.requests.logprobs import Logprobs
 from hpcdecode.requests.prompt import Prompt
-from hpcdecode.serve.answers import choices_of, entries_of, head_of, message_of
+from hpcdecode.serve.answers import cached_tokens, choices_of, entries_of, head_of, message_of
 from hpcdecode.serve.bodies import Asked
 from hpcdecode.serve.detokenizer import TokenKinds
 from hpcdecode.serve.parts import part_stream
@@ -33,6 +33,7 @@ class ChunkWriter:
         self._asked, self._jobs, self._kinds = asked, jobs, kinds
         self._head = head_of(asked, chunk=True)
         self._tokens = [0] * len(jobs)  # generated, by prompt
+        self._cached = 0  # tokens of prompts that are done
         make = _ChatChoice if asked.endpoint == "chat" else _TextChoice
         self._choices = {
             (index, sample): make(job.first + sample, job, job.ticket.prompt, kinds)
@@ -50,6 +51,7 @@ class ChunkWriter:
 
     def end(self, index: int, results: Sequence[Result]) -> Iterator[Chunk]:
         """Yield the last chunks of prompt `index`."""
+        self._cached += cached_tokens(results)
         if self._asked.scores or (self._asked.whole and self._asked.endpoint == "completions"):
             choices = list(choices_of(self._asked, self._jobs[index], results, self._kinds.text))
             self._tokens[index] = 0 if self._asked.scores else sum(len(r.token_ids) for r in results)
@@ -75,8 +77,8 @@ class ChunkWriter:
             chunk["usage"] = None
         return chunk
 
-    def _usage(self) -> dict[str, int]:
-        return usage(sum(len(job.token_ids) for job in self._jobs), sum(self._tokens))
+    def _usage(self) -> dict[str, Any]:
+        return usage(sum(len(job.token_ids) for job in self._jobs), sum(self._tokens), self._cached)
 
 
 class _TextChoice:

@@ -16,7 +16,13 @@ def figures(context: Context) -> dict[str, Any]:
         "chat": bool(getattr(context.tokenizer.backend, "chat_template", None)),
         "uptime_seconds": max(time.time() - context.created, 0.0),
         "rows": {"running": desk.running, "queued": desk.queued, "done": counts.done, "failed": counts.errors},
-        "tokens": {"prompt": counts.prompt_tokens, "generated": desk.tokens},
+        "tokens": {
+            "prompt": counts.prompt_tokens,
+            "cached": counts.shortcuts.cached_tokens,
+            "generated": desk.tokens,
+            "drafted": counts.shortcuts.drafted_tokens,
+            "confirmed": counts.shortcuts.confirmed_tokens,
+        },
         "kv": {"load": desk.load, "capacity": context.kv_capacity},
         "batches": {"running": context.batches.queue.running},
     }

@@ -110,6 +110,10 @@ class _DeskReadings(Collector):
         counters = {
             "prompt_tokens": ("Tokens of the prompts of finished rows.", counts.prompt_tokens),
             "generation_tokens": ("Tokens that finished rows have generated.", counts.generated_tokens),
+            "prefix_cache_queries": ("Tokens of their prompts, which other rows may share.", counts.prompt_tokens),
+            "prefix_cache_hits": ("Those whose K and V other rows had.", counts.shortcuts.cached_tokens),
+            "spec_decode_num_draft_tokens": ("Tokens guessed for them.", counts.shortcuts.drafted_tokens),
+            "spec_decode_num_accepted_tokens": ("Those that were right.", counts.shortcuts.confirmed_tokens),
         }
         for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, (what, value) in values.items():

@@ -99,6 +99,29 @@ def test_metrics_tell_rows_tokens_and_times(server):
         assert grown[f"hpcdecode:{name}_seconds_count{row}"] == count
 
 
+def counters(server, *names):
+    lines = dict(line.rsplit(" ", 1) for line in server.client.get("/metrics").text.splitlines() if line[0] != "#")
+    return [float(lines[f'hpcdecode:{name}_total{{model_name="tiny"}}']) for name in names]
+
+
+def test_tokens_that_other_rows_had_are_told(server):
+    """Of 300 tokens four blocks of 64: the second row makes a prefix of them, which the third one finds."""
+    names = "prefix_cache_queries", "prefix_cache_hits"
+    before = counters(server, *names)
+    asked = [[*range(20, 320), 5 + i] for i in range(3)]
+    cached = []
+    for ids in asked:
+        usage = server.post(TEXT, prompt=ids, max_tokens=2, ignore_eos=True).json()["usage"]
+        assert usage["prompt_tokens"] == 301
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 0, 256]
+    assert [b - a for a, b in zip(before, counters(server, *names), strict=True)] == [903, 256]
+    stream = server.post(TEXT, prompt=asked[0], max_tokens=2, stream=True, stream_options={"include_usage": True})
+    last = json.loads(stream.text.split("data: ")[-2])
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 256}
+    assert server.client.get("/stats").json()["tokens"]["cached"] >= 512
+
+
 def test_tokens_and_texts(server, llm):
     tokenizer = llm.get_tokenizer()
     body = server.post("/tokenize", prompt="def f", return_token_strs=True).json()

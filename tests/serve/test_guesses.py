@@ -23,5 +23,7 @@ def test_answers_and_streams_are_those_without_guesses(checkpoint, speculative):
         with guessing("wild", {}), served(llm) as server:
             whole = [server.post("/v1/completions", **body).json()["choices"] for body in BODIES]
             streamed = [joined(server.post("/v1/completions", **body, stream=True)) for body in BODIES]
+            tokens = server.client.get("/stats").json()["tokens"]
+            assert (0 < tokens["confirmed"] < tokens["drafted"]) if config else tokens["drafted"] == 0
         found.append((whole, streamed))
     assert found[0] == found[1]

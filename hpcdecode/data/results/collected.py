@@ -57,6 +57,7 @@ class RequestOutput:
         prompt_logprobs: Log-probabilities of the prompt's tokens, as in an output; the first token has None.
             None if they were not asked for.
         finished: Always True.
+        num_cached_tokens: Tokens of the prompt whose K and V other prompts had.
         error: Why the prompt has no outputs, if it could not be used and `generate_iter` was to yield such prompts;
             None otherwise.
     """
@@ -68,6 +69,7 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, float] | None] | None
     finished: bool = True
     error: str | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ def output_of(samples: Sequence[Result], prompt: str | None, prompt_token_ids: l
     first, outputs = samples[0], [_output(r) for r in samples]
     held = first.prompt_logprobs
     logprobs = None if held is None else [None, *_likely(first.prompt_token_ids, held)[1:]]
-    return RequestOutput(first.id, prompt, prompt_token_ids, outputs, logprobs)
+    cached = first.shortcuts.cached_tokens
+    return RequestOutput(first.id, prompt, prompt_token_ids, outputs, logprobs, num_cached_tokens=cached)
 
 
 def score_of(samples: Sequence[Result], prompt: str | None, prompt_token_ids: list[int]) -> ScoreOutput:

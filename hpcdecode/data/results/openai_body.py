@@ -105,10 +105,12 @@ def chat_finish_reason(reason: str, calls: list[ToolCall] | None) -> str:
     return "tool_calls" if reason == "stop" and calls else reason
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return the `usage` of an answer."""
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> dict[str, Any]:
+    """Return the `usage` of an answer; cached_tokens: of the prompt, whose K and V other rows had, if that is known."""
+    details = {} if cached_tokens is None else {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        **details,
     }

@@ -14,6 +14,7 @@ from hpcdecode.data.results.layout import ADAPTER, FINISH_REASONS, INPUTS, PACKE
 from hpcdecode.data.results.strings import objects, utf8
 from hpcdecode.requests.logprobs import Logprobs, columns_of
 from hpcdecode.requests.output_parser import ToolCall
+from hpcdecode.requests.shortcuts import NO_SHORTCUTS, Shortcuts
 
 BYTES_PER_VALUE = 16  # of packed columns that weigh as much as a value, which takes more time to write
 
@@ -45,6 +46,7 @@ class Result(msgspec.Struct, array_like=True):
         is_greedy: Whether greedy decoding would take them; None if they were not scored.
         is_best: Whether no other continuation of the row has a greater sum, and none before it an equal one; likewise.
         adapter: Name of the adapter that the row chose; empty for none.
+        shortcuts: What the row was spared, all samples together. It depends on other rows, and is not in the file.
     """
 
     line: int
@@ -70,6 +72,7 @@ class Result(msgspec.Struct, array_like=True):
     is_greedy: bool | None = None
     is_best: bool | None = None
     adapter: str = ""
+    shortcuts: Shortcuts = NO_SHORTCUTS
 
     @property
     def weight(self) -> int:
