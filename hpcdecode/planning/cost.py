@@ -36,7 +36,6 @@ from hpcdecode.planning.seen_tokens import (
     ChosenTokens,
     Count,
     OfRRanks,
-    PartRates,
     Seconds,
     WindowTokens,
     choosing_seconds,
@@ -136,7 +135,7 @@ class Cost(msgspec.Struct, frozen=True):
     @property
     def most_seen(self) -> tuple[int, ...]:
         """Return how many tokens layers attend to at most that do not attend to all, of each kind of them."""
-        return tuple(part.most for part in self._rates_of_pairs)
+        return tuple(part.most for part in self._parts)
 
     def attention_seconds(
         self, cached_tokens: OfRRanks | float, sequences: OfRRanks | float, beyond: Sequence[Beyond] | None = None
@@ -149,7 +148,8 @@ class Cost(msgspec.Struct, frozen=True):
             beyond: What they have beyond each of `most_seen`; None if they count as of one length.
         """
         seconds = self.attend_seconds_per_cached_token * cached_tokens + self.attend_seconds_per_sequence * sequences
-        return np.asarray(seconds + choosing_seconds(self._rates_of_cached_tokens, cached_tokens, sequences, beyond))
+        rates = [part.of_cached_tokens for part in self._parts]
+        return np.asarray(seconds + choosing_seconds(rates, cached_tokens, sequences, beyond))
 
     def pair_seconds(self, pairs: float, queries: float, beyond: Sequence[Beyond] | None = None) -> float:
         """Return the seconds of the attention of prompts.
@@ -159,22 +159,13 @@ class Cost(msgspec.Struct, frozen=True):
             queries: Tokens of prompts.
             beyond: What they have beyond each of `most_seen`; None if each counts as having equally many keys.
         """
-        chosen = choosing_seconds(self._rates_of_pairs, pairs, queries, beyond)
-        return self.prefill_seconds_per_pair * pairs + float(chosen)
+        rates = [part.of_pairs for part in self._parts]
+        return self.prefill_seconds_per_pair * pairs + float(choosing_seconds(rates, pairs, queries, beyond))
 
     @property
-    def _rates_of_cached_tokens(self) -> list[PartRates]:
-        chosen = [self.chosen] if self.chosen else []
-        rates = [(c.most, c.skipped_seconds_per_cached_token, c.score_seconds_per_cached_token) for c in chosen]
-        rates += [(window.most, window.skipped_seconds_per_cached_token, 0.0) for window in self.windows]
-        return [PartRates(*each) for each in rates]
-
-    @property
-    def _rates_of_pairs(self) -> list[PartRates]:
-        chosen = [self.chosen] if self.chosen else []
-        rates = [(c.most, c.skipped_seconds_per_pair, c.score_seconds_per_pair) for c in chosen]
-        rates += [(window.most, window.skipped_seconds_per_pair, 0.0) for window in self.windows]
-        return [PartRates(*each) for each in rates]
+    def _parts(self) -> list[ChosenTokens | WindowTokens]:
+        """Return what changes the costs of layers that do not attend to all tokens, by kind."""
+        return [*([self.chosen] if self.chosen else []), *self.windows]
 
     def lane_seconds(
         self,

@@ -14,6 +14,14 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 OfRRanks = NDArray[np.float64] | NDArray[np.int64]  # a number of every R-rank, [R-ranks]
 
 
+class PartRates(NamedTuple):
+    """What layers of a kind change that attend to `most` tokens: seconds saved of a token beyond, and of a score."""
+
+    most: int
+    skipped_seconds: float
+    score_seconds: float
+
+
 class ChosenTokens(msgspec.Struct, frozen=True):
     """What indexers of sparse attention save and take, all layers; nothing while a query sees no more than they choose.
 
@@ -30,6 +38,16 @@ class ChosenTokens(msgspec.Struct, frozen=True):
     score_seconds_per_cached_token: Seconds
     skipped_seconds_per_pair: Seconds
     score_seconds_per_pair: Seconds
+
+    @property
+    def of_cached_tokens(self) -> PartRates:
+        """Return what they change of decode attention."""
+        return PartRates(self.most, self.skipped_seconds_per_cached_token, self.score_seconds_per_cached_token)
+
+    @property
+    def of_pairs(self) -> PartRates:
+        """Return what they change of the attention of prompts."""
+        return PartRates(self.most, self.skipped_seconds_per_pair, self.score_seconds_per_pair)
 
     def of_member(self, tp: int) -> ChosenTokens:
         """Return what they save and take on a member of `tp`: every member has its heads, and all scores."""
@@ -53,17 +71,19 @@ class WindowTokens(msgspec.Struct, frozen=True):
     skipped_seconds_per_cached_token: Seconds
     skipped_seconds_per_pair: Seconds
 
+    @property
+    def of_cached_tokens(self) -> PartRates:
+        """Return what they change of decode attention."""
+        return PartRates(self.most, self.skipped_seconds_per_cached_token, 0.0)
+
+    @property
+    def of_pairs(self) -> PartRates:
+        """Return what they change of the attention of prompts."""
+        return PartRates(self.most, self.skipped_seconds_per_pair, 0.0)
+
     def of_member(self, tp: int) -> WindowTokens:
         """Return what they save on a member of `tp`, which has its heads."""
         return WindowTokens(self.most, self.skipped_seconds_per_cached_token / tp, self.skipped_seconds_per_pair / tp)
-
-
-class PartRates(NamedTuple):
-    """What layers of a kind change that attend to `most` tokens: seconds saved of a token beyond, and of a score."""
-
-    most: int
-    skipped_seconds: float
-    score_seconds: float
 
 
 class Beyond(NamedTuple):
