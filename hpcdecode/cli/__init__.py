@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
         logger.error(f"hpcdecode: error: {error}")
         return launch.leave(comm, 2)
     except KeyboardInterrupt:
-        launch.abort(comm, UserError("interrupted before the first step"), 130)
+        launch.abort(comm, UserError(options.signals.interruption if options.signals else "interrupted"), 130)
     except BrokenPipeError:
         return 1
     except Exception as error:

@@ -87,6 +87,12 @@ class Signals:
         return "the end of its time" if self._received is None else signal.Signals(self._received).name
 
     @property
+    def interruption(self) -> str:
+        """What a SIGINT did that was not held: the first one before there was work to keep, or a second one."""
+        again = self._received == signal.SIGINT
+        return "interrupted again before it had stopped" if again else "interrupted before the first step"
+
+    @property
     def exit_code(self) -> int:
         """Exit code: 0 if not stopping, DRAINED for SIGUSR1 and the end of the time, else 128 + signal."""
         if not self.stopping:

@@ -32,9 +32,11 @@ def test_an_interrupt_is_held_once_there_is_something_to_keep(interrupts):
     with Signals() as signals:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+        assert "before the first step" in signals.interruption
         signals.hold_interrupts()
         signal.raise_signal(signal.SIGINT)
         assert signals.stopping and signals.exit_code == 128 + signal.SIGINT
+        assert "again" in signals.interruption
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
