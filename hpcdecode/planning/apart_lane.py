@@ -43,22 +43,13 @@ class ApartLane(SimulatedLane):
         placement: Where their K and V lie, shared by all lanes.
         limits: Of this lane.
         rank: That prefills.
-        most_seen: As in `SimulatedLane`.
 
     Attributes:
         due: Seconds at which its prompts under way are done; None if there are none.
     """
 
-    def __init__(
-        self,
-        lane: int,
-        feed: SimulatedFeed,
-        placement: Placement,
-        limits: LaneLimits,
-        rank: PrefillRank,
-        most_seen: tuple[int, ...] = (),
-    ):
-        super().__init__(lane, feed, placement, limits, most_seen)
+    def __init__(self, lane: int, feed: SimulatedFeed, placement: Placement, limits: LaneLimits, rank: PrefillRank):
+        super().__init__(lane, feed, placement, limits, rank.cost.most_seen)
         self.due: float | None = None
         self._feed, self._limits, self._rank = feed, limits, rank
         self._apart = PromptsApart(lane, placement)

@@ -162,7 +162,7 @@ class _Pool:
             cost, lanes = kind.cost, list(enumerate(kind.limits))
             ranks = [PrefillRank(cost) for _ in range(cost.prefill_ranks)]
             self._groups.append(
-                [ApartLane(i, feed, placement, limits, ranks[i % len(ranks)], cost.most_seen) for i, limits in lanes]
+                [ApartLane(i, feed, placement, limits, ranks[i % len(ranks)]) for i, limits in lanes]
                 if ranks
                 else [SimulatedLane(i, feed, placement, limits, cost.most_seen) for i, limits in lanes]
             )
