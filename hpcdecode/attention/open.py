@@ -19,7 +19,7 @@ from hpcdecode.attention.reference import ReferenceKvCache
 from hpcdecode.attention.shapes import LayerShape, MixerShape, attention_shapes, recurrent_shapes, state_bytes
 from hpcdecode.attention.sizes import block_tokens_for, state_tokens_for
 from hpcdecode.attention.torch_cache import TorchKvCache
-from hpcdecode.attention.torch_rows import layer_bytes
+from hpcdecode.attention.torch_layer import layer_block_bytes
 
 
 def open_kv_cache(
@@ -231,7 +231,7 @@ def block_bytes(
         return size * len(groups)
     if by_kernels(layers, kv_dtype, device):
         return cuda.block_bytes(layers, kv_dtype, block_tokens, device)
-    return block_tokens * sum(layer_bytes(shape, kv_dtype) for shape in layers)
+    return sum(layer_block_bytes(shape, kv_dtype, block_tokens) for shape in layers)
 
 
 def torch_bytes(layers: Sequence[MixerShape], kv_dtype: str, device: torch.device | str) -> bool:

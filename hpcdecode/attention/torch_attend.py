@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from hpcdecode.attention.shapes import LayerShape
+from hpcdecode.attention.shapes import LayerShape, PositionBias
 from hpcdecode.attention.torch_reads import Wave
 from hpcdecode.attention.torch_rows import RowStore
 
@@ -29,6 +30,11 @@ class Heads(NamedTuple):
     v: RowStore | None
     dtype: torch.dtype
 
+    def by_head(self) -> Heads:
+        """Return the same with rows of one KV head each, as `RowStore.by_head`."""
+        one = replace(self.shape, kv_heads=1, q_heads=self.shape.group)
+        return Heads(one, self.k.by_head(), None if self.v is None else self.v.by_head(), self.dtype)
+
 
 class PartialAttention(NamedTuple):
     """Attention over some positions, float32.
@@ -44,18 +50,54 @@ class PartialAttention(NamedTuple):
     values: Tensor
 
 
-def attend_wave(heads: Heads, q: Tensor, wave: Wave, sinks: Tensor | None) -> Tensor:
+class Biases(NamedTuple):
+    """What is added to the scores of rows, by distance.
+
+    Attributes:
+        shape: Whose profiles these are.
+        by_distance: Of each distance that has one, float32 [n, q_heads, extent]; without end that of 1 alone.
+    """
+
+    shape: PositionBias
+    by_distance: Tensor
+
+    def of(self, rows: Tensor, distances: Tensor) -> Tensor:
+        """Return biases, float32 [items, q_heads, tokens], of items of rows, int32 [items], at distances of tokens."""
+        own, extent = self.by_distance.index_select(0, rows), self.shape.extent
+        if not extent:
+            return own * distances[:, None]
+        at = distances.clamp(0, extent - 1).long()[:, None].expand(-1, own.shape[1], -1)
+        return own.gather(2, at).masked_fill_((distances >= extent)[:, None], 0.0)
+
+
+def biases_of(mixes: Tensor, shape: LayerShape, profiles: Tensor) -> Biases:
+    """Return the biases of rows.
+
+    Args:
+        mixes: The numbers that mix profiles, [n, q_heads * dim].
+        shape: Shape of a layer with biases.
+        profiles: float32 [dim, extent] on the device.
+    """
+    assert shape.bias is not None, "expected a layer with biases"
+    own = mixes.float().unflatten(1, (shape.q_heads, shape.bias.dim))
+    if not shape.bias.extent:
+        return Biases(shape.bias, -own.sum(2, keepdim=True))
+    return Biases(shape.bias, torch.bmm(own, profiles.expand(len(own), -1, -1)))
+
+
+def attend_wave(heads: Heads, q: Tensor, wave: Wave, sinks: Tensor | None, biases: Biases | None = None) -> Tensor:
     """Return the attention of the rows of a wave, float32 [n, q_heads, v_dim].
 
     Args:
         heads: K and V.
         q: Queries of the wave's rows, [n, q_heads, k_dim], in the dtype of products.
         wave: What they read.
-        sinks: float32 [q_heads], or None for a layer without.
+        sinks: float32 [q_heads], or [n, q_heads] of the rows' own, or None for a layer without.
+        biases: Of the rows, or None.
     """
     part = _nothing(wave.items + 1, heads.shape, q.device)
     for begin in range(0, wave.items, wave.group):
-        _attend_group(heads, q, wave, slice(begin, begin + wave.group), part)
+        _attend_group(heads, q, wave, slice(begin, begin + wave.group), part, biases)
     for level in wave.levels:
         part = _merged(part, level)
     tops, sums, values = (x[:-1] for x in part)
@@ -83,7 +125,9 @@ def _nothing(n: int, shape: LayerShape, device: torch.device) -> PartialAttentio
     return made
 
 
-def _attend_group(heads: Heads, q: Tensor, wave: Wave, own: slice, part: PartialAttention) -> None:
+def _attend_group(
+    heads: Heads, q: Tensor, wave: Wave, own: slice, part: PartialAttention, biases: Biases | None
+) -> None:
     """Attend from the items `own`, to their results."""
     shape, places = heads.shape, wave.places[own]
     items, tokens = places.shape
@@ -92,7 +136,10 @@ def _attend_group(heads: Heads, q: Tensor, wave: Wave, own: slice, part: Partial
     scores = product(queries, k.transpose(1, 2)).mul_(shape.scale)
     if shape.softcap is not None:
         scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
-    scores = scores.view(items, shape.q_heads, tokens).masked_fill_(wave.hidden[own, None], float("-inf"))
+    scores = scores.view(items, shape.q_heads, tokens)
+    if biases is not None and wave.distances is not None:
+        scores += biases.of(wave.queries[own], wave.distances[own])
+    scores.masked_fill_(wave.hidden[own, None], float("-inf"))
     tops = scores.amax(-1)
     weights = scores.sub_(tops[..., None]).exp_().to(heads.dtype)
     v = k[..., : shape.v_dim] if heads.v is None else _by_head(heads.v, places, heads.dtype)

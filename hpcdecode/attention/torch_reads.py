@@ -8,7 +8,7 @@ forks lie at absolute positions, too. So a row's sums do not depend on what else
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,7 @@ class Wave:
         levels: For every level of the tree the results of the one before, items at first, that become one, int32
             [branches, results + 1] with at most RADIX branches. The last result stands for nothing, as does the one
             behind the last item. Those of the last level are the rows'.
+        distances: Of every token from the item's row, int32 [items, CHUNK], for layers with biases.
     """
 
     rows: slice
@@ -62,11 +63,16 @@ class Wave:
     hidden: Tensor
     queries: Tensor
     levels: tuple[Tensor, ...]
+    distances: Tensor | None = None
 
     @property
     def items(self) -> int:
         """Return the number of items, padding included."""
         return len(self.queries)
+
+    def at(self, places: Tensor) -> Wave:
+        """Return the same with other places, int32 [items, CHUNK]."""
+        return replace(self, places=places)
 
 
 def waves(rows: RowPlaces, shape: LayerShape, group: int, most: int, device: torch.device) -> list[Wave]:
@@ -86,12 +92,21 @@ def waves(rows: RowPlaces, shape: LayerShape, group: int, most: int, device: tor
     while begin < len(ends):
         before = ends[begin - 1] if begin else 0
         end = max(int(np.searchsorted(ends, before + most, side="right")), begin + 1)
-        found.append(_wave(rows, slice(begin, end), low, first, last, group, device))
+        found.append(_wave(rows, slice(begin, end), low, first, last, group, device, shape.bias is not None))
         begin = end
     return found
 
 
-def _wave(rows: RowPlaces, own: slice, low: Longs, first: Longs, last: Longs, group: int, device: torch.device) -> Wave:
+def _wave(
+    rows: RowPlaces,
+    own: slice,
+    low: Longs,
+    first: Longs,
+    last: Longs,
+    group: int,
+    device: torch.device,
+    biased: bool,
+) -> Wave:
     counts = last[own] - first[own] + 1
     real = int(counts.sum())
     items = -(-real // group) * group
@@ -112,7 +127,7 @@ def _wave(rows: RowPlaces, own: slice, low: Longs, first: Longs, last: Longs, gr
     ids = blocks.index_select(0, (bases[:, None] + at // rows.block_tokens).flatten()).view_as(at)
     places = ids * rows.block_tokens + at % rows.block_tokens
     trees = [sent_level.view(level.shape) for sent_level, level in zip(sent[len(numbers) :], levels, strict=True)]
-    return Wave(own, group, places, hidden, rows_of, tuple(trees))
+    return Wave(own, group, places, hidden, rows_of, tuple(trees), positions[:, None] - at if biased else None)
 
 
 def _levels(queries: Longs, chunks: Longs, items: int, rows: int) -> list[Longs]:

@@ -50,15 +50,17 @@ class RowStore(Protocol):
     def copy(self, old: slice, new: slice) -> None:
         """Copy the rows of a block to another one."""
 
+    def by_head(self) -> RowStore:
+        """Return the same rows with one head each: that of head h of a place lies at place * heads + h."""
+
 
 class NumberRows:
     """`RowStore` of numbers as they are."""
 
-    def __init__(self, tokens: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._rows = torch.empty(tokens, heads * dim, dtype=dtype, device=device)
-        self._shape = heads, dim
-        self.tensors = [self._rows]
-        self.bytes = self._rows.nbytes
+    def __init__(self, rows: Tensor, heads: int) -> None:
+        self._rows, self._heads = rows, heads
+        self.tensors = [rows]
+        self.bytes = rows.nbytes
 
     def put(self, places: Tensor, rows: Tensor) -> None:
         """Write rows, as `RowStore.put`."""
@@ -66,27 +68,37 @@ class NumberRows:
 
     def read(self, places: Tensor, dtype: torch.dtype) -> Tensor:
         """Return rows, as `RowStore.read`."""
-        rows: Tensor = self._rows.index_select(0, places).to(dtype).unflatten(1, self._shape)
+        rows: Tensor = self._rows.index_select(0, places).to(dtype).unflatten(1, (self._heads, -1))
         return rows
 
     def copy(self, old: slice, new: slice) -> None:
         """Copy rows, as `RowStore.copy`."""
         self._rows[new] = self._rows[old]
 
+    def by_head(self) -> NumberRows:
+        """Return the rows of heads, as `RowStore.by_head`."""
+        return NumberRows(self._rows.view(len(self._rows) * self._heads, -1), 1)
+
 
 class CodeRows:
-    """`RowStore` of whole numbers of 8 bits, or of 4 bits two to a byte."""
+    """`RowStore` of whole numbers of 8 bits, or of 4 bits two to a byte; tensors are [tokens, heads, ...]."""
 
-    def __init__(self, tokens: int, heads: int, spans: Sequence[CodeSpan], device: torch.device) -> None:
+    def __init__(self, spans: Sequence[CodeSpan], codes: Tensor, scales: Tensor, middles: Tensor | None) -> None:
         self._spans = tuple(spans)
         self._dim, self._widths = sum(s.width for s in spans), [s.width for s in spans]
         self._nibbles = code_bits(spans) == 4
-        columns = -(-self._dim // 2) if self._nibbles else self._dim
-        self._codes = torch.empty(tokens, heads, columns, dtype=torch.int8, device=device)
-        scales = torch.empty(tokens, heads, len(spans), dtype=torch.bfloat16, device=device)
-        self._scales, self._middles = scales, torch.empty_like(scales) if _has_middles(spans) else None
-        self.tensors = [t for t in (self._codes, self._scales, self._middles) if t is not None]
+        self._codes, self._scales, self._middles = codes, scales, middles
+        self.tensors = [t for t in (codes, scales, middles) if t is not None]
         self.bytes = sum(t.nbytes for t in self.tensors)
+
+    @classmethod
+    def open(cls, tokens: int, heads: int, spans: Sequence[CodeSpan], device: torch.device) -> CodeRows:
+        """Return rows that hold nothing yet."""
+        dim = sum(s.width for s in spans)
+        columns = -(-dim // 2) if code_bits(spans) == 4 else dim
+        codes = torch.empty(tokens, heads, columns, dtype=torch.int8, device=device)
+        scales = torch.empty(tokens, heads, len(spans), dtype=torch.bfloat16, device=device)
+        return cls(spans, codes, scales, torch.empty_like(scales) if _has_middles(spans) else None)
 
     def put(self, places: Tensor, rows: Tensor) -> None:
         """Write rows, as `RowStore.put`."""
@@ -117,6 +129,11 @@ class CodeRows:
         """Copy rows, as `RowStore.copy`."""
         for tensor in self.tensors:
             tensor[new] = tensor[old]
+
+    def by_head(self) -> CodeRows:
+        """Return the rows of heads, as `RowStore.by_head`."""
+        codes, scales, *middles = (tensor.flatten(0, 1).unsqueeze(1) for tensor in self.tensors)
+        return CodeRows(self._spans, codes, scales, middles[0] if middles else None)
 
 
 def k_spans(shape: LayerShape, kv_dtype: str) -> list[CodeSpan]:
@@ -155,12 +172,12 @@ def open_rows(
 ) -> RowStore:
     """Open rows of so many tokens: of codes if there are spans, else of numbers."""
     if spans:
-        return CodeRows(tokens, heads, spans, device)
-    return NumberRows(tokens, heads, dim, DTYPES[kv_dtype], device)
+        return CodeRows.open(tokens, heads, spans, device)
+    return NumberRows(torch.empty(tokens, heads * dim, dtype=DTYPES[kv_dtype], device=device), heads)
 
 
 def layer_bytes(shape: LayerShape, kv_dtype: str) -> int:
-    """Return the bytes of a token of a layer."""
+    """Return the bytes of K and V of a token of a layer, or of K of an entry."""
     nbytes = _head_bytes(shape.k_dim, k_spans(shape, kv_dtype), kv_dtype)
     if not shape.latent:
         nbytes += _head_bytes(shape.v_dim, v_spans(shape, kv_dtype), kv_dtype)

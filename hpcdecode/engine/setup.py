@@ -15,7 +15,6 @@ from hpcdecode.attention.footprint import Footprint, largest
 from hpcdecode.attention.open import by_kernels
 from hpcdecode.attention.shapes import (
     MixerShape,
-    adds_to_scores,
     attention_shapes,
     chooses_tokens,
     recurrent_shapes,
@@ -103,9 +102,8 @@ def partition_of(options: EngineOptions, pool: list[int]) -> Partition:
 
 def runs_indexers(options: EngineOptions, team: Team) -> bool:
     """Return whether R-ranks can attend to the tokens that indexers choose, and to compressed entries."""
-    by_request = not partition_of(options, team.pool).by_head and options.route != "rotational"
-    in_memory = options.schedule != "fluid"
-    return by_request and in_memory and all(rank.kv_device == "cpu" for rank in team.ranks if rank.has_r)
+    by_head = partition_of(options, team.pool).by_head
+    return not by_head and options.route != "rotational" and options.schedule != "fluid"
 
 
 def drops_windows(options: EngineOptions, rank: Rank, shapes: Sequence[MixerShape], kv_dtype: str) -> bool:
@@ -182,7 +180,6 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         check_kv_dtype(options.kv_dtype, loaded.attends)
         if model is not None and not runs_indexers(options, team):
             require_all_tokens(loaded.attends)
-        _require_biases(team, loaded.attends)
         if options.speculative_config:
             require_truncation(loaded.attends)
         partition_of(options, team.pool).check(loaded.attends)
@@ -211,16 +208,6 @@ def require_all_tokens(shapes: Sequence[MixerShape]) -> None:
     """Raise UserError if a model that was loaded for other ranks has layers that attend to chosen tokens or entries."""
     if chooses_tokens(shapes):
         raise UserError(f"the model was loaded with indexers or compressed entries: expected {CHOOSING_NEEDS}")
-
-
-def _require_biases(team: Team, shapes: Sequence[MixerShape]) -> None:
-    """Raise UserError if tokens bring biases of their scores, or sinks, and an R-rank has no kernels for that."""
-    on_gpus = [rank for rank in team.ranks if rank.has_r and rank.kv_device != "cpu"]
-    if on_gpus and adds_to_scores(shapes):
-        raise UserError(
-            "the model's tokens bring biases of their attention scores, or sinks: expected R-ranks on CPUs "
-            f"(--r-device cpu), got one on {on_gpus[0].kv_device}"
-        )
 
 
 def _trace_once(options: EngineOptions, team: Team, *, loaded: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from dataclasses import replace as data_replace
 
 from msgspec.structs import replace
 
@@ -14,7 +13,7 @@ from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.data_sheets import of_device_alone, of_devices
 from hpcdecode.planning.group_shape import ONE, held_on, member_bytes, member_unit, smallest, why_not
 from hpcdecode.planning.hardware import MEMORY, Device, LinkSpeed
-from hpcdecode.planning.layer_work import drops_windows
+from hpcdecode.planning.layer_work import on_kernels
 from hpcdecode.planning.layouts import (
     MemberWeights,
     PossibleLayout,
@@ -122,8 +121,7 @@ def by_data_sheets(
 
     A device with a memory of its own holds the weights, and as a replica its KV cache, in MEMORY of it. Other devices
     have `kv_memory` for a KV cache in either role, and memory for the weights beside it. Weights in few bits may be in
-    bfloat16 on GPUs (`held_on`). As in jobs, GPUs run no indexers; beside replicas on GPUs no rank does. Nor do R-ranks
-    on GPUs attend to compressed entries.
+    bfloat16 on GPUs (`held_on`).
 
     Args:
         size: The model.
@@ -141,8 +139,7 @@ def by_data_sheets(
     """
     if (why := why_not(size, shape)) is not None:
         raise UserError(why)
-    for held in [size.on(s)] * bool(s_count) + [size.on(r)] * bool(r_count):
-        check_kv_dtype(kv_dtype, held.shapes)
+    check_kv_dtype(kv_dtype, size.shapes)
     devices = dict.fromkeys([s] * bool(s_count) + [r] * bool(r_count))
     holder = s if s_count else r
 
@@ -150,29 +147,24 @@ def by_data_sheets(
         return member_bytes(size, shape) <= device.room
 
     refused = [_too_large(device, size, shape) for device in devices if device == holder and not fits(device)]
-    if r_count and not size.attends_on(r):
-        refused.append(f"R-ranks on {r.name} do not attend to the compressed entries of this model: needs CPUs")
 
-    def kind(device: Device, count: int, held: ModelSize) -> RanksAlike:
+    def kind(device: Device, count: int) -> RanksAlike:
         if not count:
             return RanksAlike(device.name, 0, None, 0, 0, shape)
-        windowed = device.is_host or drops_windows(held.shapes, kv_dtype)
-        unit, own = member_unit(held, shape, kv_dtype, windowed), held_on(held, device, shape)
+        windowed = device.is_host or on_kernels(size.shapes, kv_dtype)
+        unit, own = member_unit(size, shape, kv_dtype, windowed), held_on(size, device, shape)
         weights = MemberWeights(member_bytes(own, shape), own.weight_bytes)
         kv = kv_memory if device.memory_bytes is None else device.room
         beside = kv if device.memory_bytes is None else kv - weights.member
-        both = shape.copies == 1 and fits(device) and size.attends_on(device)
+        both = shape.copies == 1 and fits(device)
         alone = of_device_alone(own, device, kv_dtype, shape, network) if both else None
         return RanksAlike(device.name, count, alone, unit.capacity(kv), unit.capacity(beside), shape, unit, weights)
 
     cost = None
-    if fits(holder) and s_count + r_count > 1 and r_count and size.attends_on(r):
-        own = held_on(size.on(r), holder, shape)
+    if fits(holder) and s_count + r_count > 1 and r_count:
+        own = held_on(size, holder, shape)
         cost = of_devices(own, holder, r, network.bytes_per_second, network.latency_seconds, kv_dtype, shape)
-    nodes = kind(r, r_count, size.on(r))
-    if s_count and size.on(s, r) != size.on(r):
-        nodes = data_replace(nodes, among_gpus=kind(r, r_count, size.on(s, r)))
-    return Cluster(kind(s, s_count, size.on(s)), nodes, cost, tuple(refused), shape)
+    return Cluster(kind(s, s_count), kind(r, r_count), cost, tuple(refused), shape)
 
 
 def by_profile(

@@ -22,11 +22,13 @@ from hpcdecode.planning.layer_work import (
     by_window,
     device_attend_flop,
     device_kv_bytes,
+    device_score_bytes,
     device_state_bytes,
     indexed,
     kv_bytes,
     most_chosen,
     of_member,
+    on_kernels,
     read_bytes,
     score_flop,
     state_bytes_moved,
@@ -68,7 +70,7 @@ def of_devices(
     A member of a group of `tp` S-ranks a stage has 1 / tp of the weights and heads, as its R-ranks have.
 
     Args:
-        size: The model, as such R-ranks hold it.
+        size: The model.
         s: Device of the S-rank, or several that split every layer.
         r: Device of one R-rank.
         link_bytes_per_second: In and out of the S-rank; infinite for no wire.
@@ -81,7 +83,8 @@ def of_devices(
     within = _all_reduce_seconds_per_token(size, s.count, s.link_bytes_per_second)
     sums = 2 * size.layers * s.curve.sum_seconds * (s.count > 1)
     layers = of_member(size.shapes, tp)
-    attention = _r_seconds(layers, kv_dtype, r, kernels=kernels or r.is_host)
+    reads = _Reads(layers, kv_dtype, r, kernels=kernels or r.is_host)
+    attention = _r_seconds(layers, kv_dtype, r, reads)
     return with_links(
         Cost(
             layers=size.layers,
@@ -104,8 +107,8 @@ def of_devices(
             wire_seconds_per_token=ELEMENT_BYTES * wire_columns(layers) / link_bytes_per_second,
             message_latency_seconds=message_latency_seconds,
             append_seconds_per_prompt_token=attention.prompt_token,
-            chosen=_chosen_tokens(layers, kv_dtype, s, r),
-            windows=_window_tokens(layers, kv_dtype, s, r),
+            chosen=_chosen_tokens(layers, s, reads),
+            windows=_window_tokens(layers, s, reads),
         ),
         size,
         shape,
@@ -128,63 +131,87 @@ class _RSeconds(NamedTuple):
     prompt_token: float
 
 
-def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device, *, kernels: bool) -> _RSeconds:
-    """Return what R-rank `r` takes: for bytes or for FLOP, whichever is longer.
+class _Reads:
+    """How long an R-rank takes for what it attends to: for bytes or for FLOP, whichever is longer.
 
     Attention reads K and V of a cached token once (FastDecode: the R-part is bound by memory); over latents its FLOP
-    take longer. A step reads and writes a sequence's states, whatever its length. The tokens of a prompt go through
-    states that stay in cache or registers. Torch's operations, which do what has no `kernels`, move more, and states of
-    prompts.
+    take longer. Torch's operations, which do what has no kernels, move more.
+
+    Args:
+        layers: All layers of the R-rank.
+        kv_dtype: Data type of the KV cache.
+        r: The R-rank.
+        kernels: Whether it has kernels for all layers. GPUs have ours, or none.
     """
-    flop_per_second, floats_per_second, bytes_per_second = (
-        r.flop_per_second * COMPUTE_EFFICIENCY,
-        r.vector_flop_per_second * VECTOR_EFFICIENCY,
-        r.bytes_per_second * r.cache_share,
-    )
-    plain, recurrence = without_indexers(layers), state_flop(layers) / floats_per_second
-    cached, states, prompts = read_bytes(plain, kv_dtype), float(state_bytes_moved(layers)), 0.0
-    window = max(window_bytes(layers, kv_dtype) / bytes_per_second, window_flop(layers) / flop_per_second)
-    attended = float(attend_flop(layers))
-    if not kernels:
-        cached, attended = device_kv_bytes(plain, kv_dtype), device_attend_flop(layers)
+
+    def __init__(self, layers: Sequence[MixerShape], kv_dtype: str, r: Device, *, kernels: bool) -> None:
+        self._kv_dtype, self.all_by_kernels = kv_dtype, kernels
+        self._on_kernels = not kernels and on_kernels(layers, kv_dtype)
+        self.flop_per_second = r.flop_per_second * COMPUTE_EFFICIENCY
+        self.bytes_per_second = r.bytes_per_second * r.cache_share
+
+    def token_seconds(self, layers: Sequence[MixerShape]) -> float:
+        """Return what a query and a token that it attends to take at some of the layers."""
+        if self.all_by_kernels:
+            return self.longer(read_bytes(without_indexers(layers), self._kv_dtype), attend_flop(layers))
+        moved = device_kv_bytes(layers, self._kv_dtype, kernels=self._on_kernels)
+        return self.longer(moved, device_attend_flop(layers, kernels=self._on_kernels))
+
+    def score_seconds(self, layers: Sequence[MixerShape]) -> float:
+        """Return what the index scores of a query and a cached token take. Keys are read once for all index heads."""
+        moved = kv_bytes(layers, self._kv_dtype) - kv_bytes(without_indexers(layers), self._kv_dtype)
+        if not self.all_by_kernels:
+            moved = device_score_bytes(layers, self._kv_dtype)
+        return self.longer(moved, score_flop(layers))
+
+    def longer(self, nbytes: float, flop: float) -> float:
+        """Return the seconds for bytes, or for FLOP."""
+        return max(nbytes / self.bytes_per_second, flop / self.flop_per_second)
+
+
+def _r_seconds(layers: Sequence[MixerShape], kv_dtype: str, r: Device, reads: _Reads) -> _RSeconds:
+    """Return what R-rank `r` takes.
+
+    A step reads and writes a sequence's states, whatever its length. The tokens of a prompt go through states that stay
+    in cache or registers; torch's operations, which do what has no kernels, move them.
+    """
+    recurrence = state_flop(layers) / (r.vector_flop_per_second * VECTOR_EFFICIENCY)
+    states, prompts = float(state_bytes_moved(layers)), 0.0
+    if not reads.all_by_kernels:
         states, prompts = device_state_bytes(layers)
     return _RSeconds(
-        max(cached / bytes_per_second, attended / flop_per_second),
-        max(states / bytes_per_second, recurrence) + window,
-        max(prompts / bytes_per_second, recurrence),
+        reads.token_seconds(layers),
+        max(states / reads.bytes_per_second, recurrence)
+        + reads.longer(window_bytes(layers, kv_dtype), window_flop(layers)),
+        max(prompts / reads.bytes_per_second, recurrence),
     )
 
 
-def _window_tokens(layers: Sequence[MixerShape], kv_dtype: str, s: Device, r: Device) -> tuple[WindowTokens, ...]:
-    """Return what windows save of reading K and V, or of the FLOP if these take longer, and of the FLOP of prompts."""
-    r_flop, s_flop = (device.flop_per_second * COMPUTE_EFFICIENCY for device in (r, s))
-    r_bytes, found = r.bytes_per_second * r.cache_share, []
-    for size, own in by_window(layers).items():
-        flop = attend_flop(own)
-        found.append(WindowTokens(size, max(read_bytes(own, kv_dtype) / r_bytes, flop / r_flop), flop / s_flop))
-    return tuple(found)
+def _window_tokens(layers: Sequence[MixerShape], s: Device, reads: _Reads) -> tuple[WindowTokens, ...]:
+    """Return what windows save of attention, and of the FLOP of prompts."""
+    s_flop = s.flop_per_second * COMPUTE_EFFICIENCY
+    return tuple(
+        WindowTokens(size, reads.token_seconds(own), attend_flop(own) / s_flop)
+        for size, own in by_window(layers).items()
+    )
 
 
-def _chosen_tokens(layers: Sequence[MixerShape], kv_dtype: str, s: Device, r: Device) -> ChosenTokens | None:
+def _chosen_tokens(layers: Sequence[MixerShape], s: Device, reads: _Reads) -> ChosenTokens | None:
     """Return what indexers save and take; None if no layer has the tokens chosen to which it attends.
 
-    A score reads an index key once for all index heads. A layer that takes the choice of another has no scores. A
-    chosen token is taken to cost what it costs where all are attended to.
+    A layer that takes the choice of another has no scores. A chosen token is taken to cost what it costs where all are
+    attended to.
     """
     choosing = indexed(layers)
     if not choosing:
         return None
-    plain = without_indexers(choosing)
-    attended, scored = attend_flop(plain), score_flop(choosing)
-    latent_bytes, key_bytes = read_bytes(plain, kv_dtype), kv_bytes(choosing, kv_dtype) - kv_bytes(plain, kv_dtype)
-    r_flop, s_flop = (device.flop_per_second * COMPUTE_EFFICIENCY for device in (r, s))
-    r_bytes = r.bytes_per_second * r.cache_share
+    s_flop = s.flop_per_second * COMPUTE_EFFICIENCY
     return ChosenTokens(
         most=most_chosen(choosing),
-        skipped_seconds_per_cached_token=max(latent_bytes / r_bytes, attended / r_flop),
-        score_seconds_per_cached_token=max(key_bytes / r_bytes, scored / r_flop),
-        skipped_seconds_per_pair=attended / s_flop,
-        score_seconds_per_pair=scored / s_flop,
+        skipped_seconds_per_cached_token=reads.token_seconds(choosing),
+        score_seconds_per_cached_token=reads.score_seconds(choosing),
+        skipped_seconds_per_pair=attend_flop(choosing) / s_flop,
+        score_seconds_per_pair=score_flop(choosing) / s_flop,
     )
 
 
@@ -198,7 +225,7 @@ def of_device_alone(
     """Return the cost by data sheets of ranks of both roles: no wire, and one thing at a time.
 
     Args:
-        size: The model, as such a rank holds it.
+        size: The model.
         device: Holds weights and KV cache.
         kv_dtype: Data type of the KV cache.
         shape: Of the group.

@@ -19,38 +19,46 @@ _CHUNK = 512  # tokens of `attention.torch_reads`
 _KV_PASSES = 4  # torch's operations gather K and V, which reads and writes them, and read them for two products
 _SCORE_PASSES = 9  # through float32 scores, from their product to that of weights and values
 _RESULT_PASSES = 4  # through float32 results of chunks
+_INDEX_PASSES = 4  # through float32 products of index heads
+_CHOICE_BYTES = 40  # of a score, as a key of 64 bits that is sorted
 _LATENT_EFFICIENCY = 0.085  # of a GPU's peak FLOP/s, of kernels over latents: 128 heads of DeepSeek-V3 on an H100
 _CODE_READS = {"int8": 1.8, "k8v4": 2.8, "int4": 3.2}  # bytes of bfloat16 that take as long as one, on an H100
 _STATE_PASSES = 14  # of torch's operations through float32 states: gathered, decayed, summed twice, added to, put back
 _PROMPT_STATE_PASSES = 10  # of these for every token of a prompt
 
 
-def device_kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
-    """Return the bytes that a GPU moves for a query and one cached token, of those layers that attend.
+def device_kv_bytes(layers: Sequence[MixerShape], kv_dtype: str, *, kernels: bool) -> float:
+    """Return the bytes that a GPU moves for a query and one token that it attends to, of those layers that attend.
 
     Kernels read K and V once. Codes take them longer than as many bytes of bfloat16, which is counted as bytes
     (measured, docs/gpu.md). Torch's operations also go through scores and results of chunks in memory.
     """
-    from hpcdecode.attention.open import by_kernels
-
-    attend = attention_shapes(layers)
-    if by_kernels(attend, kv_dtype):
-        return kv_bytes(layers, kv_dtype) * _CODE_READS.get(kv_dtype, 1.0)
-    each = (_SCORE_PASSES + _RESULT_PASSES * (s.v_dim + 2) / _CHUNK for s in attend)
-    of_heads = sum(4 * s.q_heads * own for s, own in zip(attend, each, strict=True))
-    return _KV_PASSES * kv_bytes(layers, kv_dtype) + of_heads
+    plain = without_indexers(layers)
+    if kernels:
+        return kv_bytes(plain, kv_dtype) * _CODE_READS.get(kv_dtype, 1.0)
+    each = ((s, _SCORE_PASSES + _RESULT_PASSES * (s.v_dim + 2) / _CHUNK) for s in attention_shapes(plain))
+    of_heads = sum(4 * s.q_heads * own / max(s.compress_rate, 1) for s, own in each)
+    return _KV_PASSES * read_bytes(plain, kv_dtype) + of_heads
 
 
-def drops_windows(layers: Sequence[MixerShape], kv_dtype: str) -> bool:
-    """Return whether KV caches on GPUs give up what leaves windows: where kernels attend, as on CPUs."""
+def device_score_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
+    """Return the bytes that torch's operations move on a GPU to score one cached token, and to choose."""
+    scored = ((s.indexer, max(s.compress_rate, s.indexer.key_tokens)) for s in indexed(layers) if s.indexer)
+    of_heads = sum((4 * _INDEX_PASSES * own.heads + _CHOICE_BYTES * bool(own.heads)) / rate for own, rate in scored)
+    keys = kv_bytes(layers, kv_dtype) - kv_bytes(without_indexers(layers), kv_dtype)
+    return _KV_PASSES * keys + of_heads
+
+
+def on_kernels(layers: Sequence[MixerShape], kv_dtype: str) -> bool:
+    """Return whether kernels attend at these layers on GPUs, which give up what leaves windows then, as CPUs do."""
     from hpcdecode.attention.open import by_kernels
 
     return by_kernels(attention_shapes(layers), kv_dtype)
 
 
-def device_attend_flop(layers: Sequence[MixerShape]) -> float:
+def device_attend_flop(layers: Sequence[MixerShape], *, kernels: bool) -> float:
     """Return the FLOP of attention on a GPU as at COMPUTE_EFFICIENCY, which kernels over latents do not reach."""
-    latents = attend_flop(s for s in attention_shapes(layers) if s.latent)
+    latents = attend_flop(s for s in attention_shapes(layers) if s.latent and kernels)
     return attend_flop(layers) + latents * (COMPUTE_EFFICIENCY / _LATENT_EFFICIENCY - 1)
 
 

@@ -110,7 +110,6 @@ class RanksAlike:
         shape: Members of a group.
         unit: How sequences count against these.
         weights: What one holds of them as a member of a group.
-        among_gpus: The ranks as replicas beside others on GPUs, if they hold something else then.
     """
 
     name: str
@@ -121,7 +120,6 @@ class RanksAlike:
     shape: GroupShape = ONE
     unit: KvUnit = TOKENS
     weights: MemberWeights = NONE
-    among_gpus: RanksAlike | None = None
 
     @property
     def groups(self) -> int:
@@ -138,7 +136,6 @@ def replicas(s: RanksAlike, r: RanksAlike | None = None) -> PossibleLayout | Non
         s: Ranks on S devices, or ranks that are alike; none of them for 0.
         r: Ranks on R devices.
     """
-    r = (s.count and r and r.among_gpus) or r
     kinds = [kind for kind in (s, r) if kind and kind.count]
     able = [(k, k.alone) for k in kinds if k.alone and k.beside > 0 and k.groups]
     if len(able) < len(kinds):

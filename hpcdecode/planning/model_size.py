@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from hpcdecode.attention.shapes import LayerShape, MixerShape, attention_shapes, recurrent_shapes, with_states_as
+from hpcdecode.attention.shapes import LayerShape, MixerShape, recurrent_shapes, with_states_as
 from hpcdecode.planning import traced_layers as traced
-from hpcdecode.planning.hardware import Device
 from hpcdecode.planning.layer_work import kv_bytes, wire_columns
 
 if TYPE_CHECKING:
@@ -43,13 +42,12 @@ class ModelSize(msgspec.Struct, frozen=True):
     Attributes:
         layer_weights: N, weights of all layers.
         head_weights: Weights of the logits.
-        shapes: Of all layers at which it is cut, attentions and recurrences, as R-ranks on CPUs hold them.
+        shapes: Of all layers at which it is cut, attentions and recurrences, as R-ranks hold them.
         max_positions: Most tokens of a sequence; None if config.json does not say.
         hidden: Columns of the residual, which sums and stages carry.
         expert_weights: Those of N in routed experts.
         experts: E, routed experts of a layer; 0 for none.
         experts_per_token: k, of these that a token goes to.
-        on_gpus: The shapes as R-ranks on GPUs hold them, without indexers; empty if they are the same.
         table_weights: Weights of tables for several tokens together, of which a token takes some rows; not in N. Every
             member holds all of them.
         bits: Of a weight in memory.
@@ -63,7 +61,6 @@ class ModelSize(msgspec.Struct, frozen=True):
     expert_weights: int = 0
     experts: int = 0
     experts_per_token: int = 0
-    on_gpus: tuple[MixerShape, ...] = ()
     table_weights: int = 0
     bits: WeightBits = WeightBits()
 
@@ -128,17 +125,16 @@ class ModelSize(msgspec.Struct, frozen=True):
         own_head = 0 if output is embedding else output.numel()
         tables = sum(p.numel() for name, p in named.items() if TABLE in name)
         experts = {name: p for name, p in named.items() if ".experts." in name}
-        layers = traced.traced_layers(directory)
+        shapes, max_positions = traced.traced_layers(directory)
         return cls(
             layer_weights=parameters - embedding.numel() - own_head - tables,
             head_weights=output.numel(),
-            shapes=layers.on_cpus,
-            max_positions=layers.max_positions,
+            shapes=shapes,
+            max_positions=max_positions,
             hidden=config.hidden_size,
             expert_weights=sum(p.numel() for p in experts.values()),
             experts=max((len(p) for p in experts.values()), default=0),
             experts_per_token=_experts_per_token(config),
-            on_gpus=layers.on_gpus,
             table_weights=tables,
         )
 
@@ -154,18 +150,7 @@ class ModelSize(msgspec.Struct, frozen=True):
 
     def with_states_as(self, state_dtype: str) -> ModelSize:
         """Return the size with recurrent states kept as `state_dtype`, one of STATE_DTYPES."""
-        kept, on_gpus = (tuple(with_states_as(shapes, state_dtype)) for shapes in (self.shapes, self.on_gpus))
-        return replace(self, shapes=kept, on_gpus=on_gpus)
-
-    def on(self, *devices: Device) -> ModelSize:
-        """Return the size with R-ranks on these devices: if one of them is a GPU, no R-rank runs indexers."""
-        if self.on_gpus and not all(device.is_host for device in devices):
-            return replace(self, shapes=self.on_gpus, on_gpus=())
-        return self
-
-    def attends_on(self, device: Device) -> bool:
-        """Return whether R-ranks may be on a device: not on a GPU if layers attend to compressed entries."""
-        return device.is_host or not any(shape.compress_rate for shape in attention_shapes(self.shapes))
+        return replace(self, shapes=tuple(with_states_as(self.shapes, state_dtype)))
 
     def kv_bytes_per_token(self, kv_dtype: str = "bfloat16") -> float:
         """Return the stored bytes of a token, all layers that attend: K and V, or the latent."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from hpcdecode.attention.shapes import MixerShape, attention_shapes
+from hpcdecode.attention.shapes import MixerShape
 from hpcdecode.errors import UserError
 
 if TYPE_CHECKING:
@@ -13,38 +12,20 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-class TracedLayers(NamedTuple):
-    """Shapes of a model's layers as R-ranks hold them; those on GPUs are empty if they are the same.
-
-    Sequences have at most `max_positions` tokens with those on CPUs.
-    """
-
-    on_cpus: tuple[MixerShape, ...]
-    on_gpus: tuple[MixerShape, ...]
-    max_positions: int | None
-
-
-def traced_layers(directory: str) -> TracedLayers:
-    """Return the shapes of a model's layers, as a job has them."""
+def traced_layers(directory: str) -> tuple[tuple[MixerShape, ...], int | None]:
+    """Return the shapes of a model's layers, as a job has them, and the most tokens of a sequence."""
     import torch
 
     from hpcdecode.model.frontend.absorb import absorb
     from hpcdecode.model.frontend.cache import cached_trace
-    from hpcdecode.model.frontend.choose import join_indexers, leave_out_indexers
+    from hpcdecode.model.frontend.choose import join_indexers
     from hpcdecode.model.frontend.gguf.folder import model_folder
     from hpcdecode.model.run.mixers import layer_shapes
 
-    traced = partial(cached_trace, model_folder(directory), torch.bfloat16, announce=True)
-    trace = traced()
+    trace = cached_trace(model_folder(directory), torch.bfloat16, announce=True)
     absorb(trace)
     trace = join_indexers(trace)
-    shapes = layer_shapes(trace)
-    on_gpus: tuple[MixerShape, ...] = ()
-    if any(shape.indexer and not shape.compress_rate for shape in attention_shapes(shapes)):
-        plain = leave_out_indexers(traced())
-        absorb(plain)
-        on_gpus = layer_shapes(plain)
-    return TracedLayers(shapes, on_gpus, trace.facts.max_positions)
+    return layer_shapes(trace), trace.facts.max_positions
 
 
 def embedding_weights(model: PreTrainedModel) -> tuple[Tensor, Tensor]:

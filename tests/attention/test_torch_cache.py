@@ -11,7 +11,7 @@ import torch
 from hpcdecode.attention import torch_cache, torch_reads
 from hpcdecode.attention.base import KV_DTYPES, LATENT_KV_DTYPES, KvCapacityError
 from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.shapes import IndexerShape, LayerShape
+from hpcdecode.attention.shapes import IndexerShape, LayerShape, PositionBias
 from hpcdecode.attention.sizes import bytes_per_token
 from hpcdecode.attention.torch_cache import TorchKvCache
 from hpcdecode.attention.torch_rows import layer_bytes
@@ -232,11 +232,11 @@ def test_what_is_full_or_shared_is_told_and_nothing_changes(one):
 
 
 def test_what_torch_does_not_take_is_refused():
-    indexed = LayerShape(1, 8, 4, 2, 0.5, latent=True, indexer=IndexerShape(4, 2, 4))
+    both = LayerShape(1, 8, 4, 2, 0.5, latent=True, indexer=IndexerShape(4, 2, 4), bias=PositionBias(1, 0))
     for s, kv_dtype, message in (
         (SMALL, "int4", "kv_dtype: expected one of float32, float16, bfloat16, int8 for latents, got 'int4'"),
         (shape(1, 8, 1), "int2", "kv_dtype: expected one of float32, float16, bfloat16, int8, k8v4, int4, got"),
-        (indexed, "float32", "expected layers that attend to all tokens on a device, got one with an indexer"),
+        (both, "float32", "layer 0: expected biases where all tokens are attended to, got an indexer"),
     ):
         with pytest.raises(ValueError, match=message):
             open_kv_cache([s], kv_dtype=kv_dtype, capacity_tokens=64, max_sequences=1, backend="torch")

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from hpcdecode import LLM, SamplingParams
+from hpcdecode.attention.open import open_on_device
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice
 from hpcdecode.engine.resumed import ResumedAttention
 from hpcdecode.errors import UserError
@@ -72,6 +74,27 @@ def test_prompts_attend_by_torch_as_on_a_gpu(checkpoint, name):
         np.testing.assert_allclose(on_gpu[key].logprobs.chosen, sequence.logprobs.chosen, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_r_ranks_attend_by_torch_as_on_a_gpu(checkpoint, name):
+    """The same tokens, but where two have almost the same logits; the same bits alone and in company."""
+    model = load_split(checkpoint(name), dtype="float32")
+    weights = [model.recurrent_weights(i) for i, s in enumerate(model.attends) if isinstance(s, RecurrentShape)]
+
+    def cache(shapes, slots):
+        sizes = {"capacity_tokens": 1 << 14, "max_sequences": slots, "block_tokens": 64, "state_tokens": 64}
+        return open_on_device(shapes, weights, kv_dtype="float32", device="cpu", **sizes)
+
+    fields = [(n, {"max_tokens": 12, "temperature": 0.0, "logprobs": 0}) for n in (33, 130, 70, 300)]
+    on_cpus, on_gpu = (run(model, rows(*fields), cache=own)[0] for own in (None, cache))
+    for key, sequence in on_cpus.items():
+        assert on_gpu[key].generated == sequence.generated
+        np.testing.assert_allclose(on_gpu[key].logprobs.chosen, sequence.logprobs.chosen, atol=1e-4)
+    alone = {}
+    for row in rows(*fields):
+        alone |= run(model, [row], cache=cache)[0]
+    assert made(run(model, rows(*fields), cache=cache, lanes=2)[0]) == made(alone)
+
+
 def test_int8_and_bfloat16_run_beyond_what_is_chosen(checkpoint):
     prompt = [5 + i * 7 % 300 for i in range(120)]
     for dtype, kv_dtype in (("bfloat16", None), ("bfloat16", "int8"), ("float32", "float16")):
@@ -84,7 +107,7 @@ def test_int8_and_bfloat16_run_beyond_what_is_chosen(checkpoint):
 
 @pytest.mark.parametrize("options", [{"indexers": False}, {"latents": False}])
 def test_entries_that_nothing_would_attend_to_are_refused(checkpoint, options):
-    with pytest.raises(UserError, match="attention over compressed entries needs R-ranks on CPUs, --partition request"):
+    with pytest.raises(UserError, match="attention over compressed entries needs --partition request"):
         load_split(checkpoint("deepseek_v4"), dtype="float32", **options)
 
 

@@ -90,13 +90,6 @@ def test_indexers_choose_where_all_that_takes_the_choice_is_together(options, ru
     assert runs_indexers(EngineOptions(model="m", partition="head"), team(0))  # one R-rank has all heads
 
 
-@pytest.mark.parametrize(("s", "r", "runs"), [("cuda:0", "cpu", True), ("cpu", "cuda:0", False)])
-def test_indexers_need_r_ranks_on_cpus(s, r, runs):
-    ranks = team(2).ranks
-    ranks[0].device, ranks[2].kv_device = s, r
-    assert runs_indexers(EngineOptions(model="m"), Team(None, ranks)) is runs
-
-
 def test_a_model_with_latents_says_so_to_a_job(checkpoint):
     """int8 is taken, int4 is refused by name."""
     folder = str(checkpoint("deepseek_v3"))

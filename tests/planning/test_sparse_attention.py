@@ -14,6 +14,7 @@ from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.data_sheets import of_devices
 from hpcdecode.planning.fit import chosen_at_rate
 from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LinkSpeed, device
+from hpcdecode.planning.layer_work import read_bytes, without_indexers
 from hpcdecode.planning.model_size import ModelSize
 from hpcdecode.planning.seen_tokens import Beyond, ChosenTokens, WindowTokens, of_chunk, plus
 from hpcdecode.planning.serving import Server
@@ -208,10 +209,13 @@ def test_compressed_entries_are_read_once_for_so_many_tokens_and_windows_once_a_
     assert cost.chosen.score_seconds_per_cached_token == pytest.approx(2 * 64 * 129 / 4 / products)
 
 
-def test_no_gpu_holds_compressed_entries():
-    assert ENTRIES.attends_on(EPYC) and not ENTRIES.attends_on(H100) and SIZE.attends_on(H100)
-    network = LinkSpeed(5e10, 1e-5)
-    assert by_data_sheets(ENTRIES, H100, 2, EPYC, 4, network, "bfloat16", 64 << 30).layouts("split")
-    found = by_data_sheets(ENTRIES, EPYC, 0, H100, 4, network, "bfloat16", 64 << 30)
-    assert found.layouts("auto") == []
-    assert "R-ranks on h100 do not attend to the compressed entries of this model" in found.refused[0]
+@pytest.mark.parametrize("size", [SIZE, ENTRIES])
+def test_torch_chooses_and_attends_on_a_gpu(size):
+    """It moves several times the bytes; a token that is not chosen saves what attending to it takes, and no more."""
+    network, moved = LinkSpeed(5e10, 1e-5), H100.bytes_per_second * H100.cache_share
+    gpu, ideal = (of_devices(size, H100, H100, 5e10, 1e-5, kernels=kernels) for kernels in (False, True))
+    plain = without_indexers(size.shapes)
+    assert gpu.attend_seconds_per_cached_token > 4 * read_bytes(plain, "bfloat16") / moved
+    assert 0 < gpu.chosen.skipped_seconds_per_cached_token <= gpu.attend_seconds_per_cached_token
+    assert gpu.chosen.score_seconds_per_cached_token > 2 * ideal.chosen.score_seconds_per_cached_token
+    assert by_data_sheets(size, EPYC, 0, H100, 4, network, "bfloat16", 64 << 30).layouts("auto")

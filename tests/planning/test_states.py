@@ -23,7 +23,7 @@ from hpcdecode.planning.fit import Sample, fit, predicted
 from hpcdecode.planning.group_shape import ONE, tried
 from hpcdecode.planning.hardware import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, LinkSpeed, device
 from hpcdecode.planning.kv_unit import TOKENS, KvUnit
-from hpcdecode.planning.layer_work import device_kv_bytes, kv_bytes, of_member
+from hpcdecode.planning.layer_work import device_kv_bytes, kv_bytes, of_member, on_kernels
 from hpcdecode.planning.layout_planner import GroupWishes, planned_layout
 from hpcdecode.planning.layouts import RanksAlike, replicas, split
 from hpcdecode.planning.model_size import ModelSize
@@ -49,7 +49,7 @@ HYBRID = ModelSize(8_000_000_000, 300_000_000, (LINEAR, LINEAR, LINEAR, FULL_ATT
 ALONE = ModelSize(8_000_000_000, 300_000_000, (LINEAR,) * 48, None, 2048)
 MLA = ModelSize(8_000_000_000, 300_000_000, (LATENT,) * 60, None, 7168)
 EXPANDED = replace(MLA, shapes=(EVERY_HEAD,) * 60)
-CHOOSING = replace(MLA, shapes=(replace(LATENT, indexer=IndexerShape(2048, 64, 128)),) * 60, on_gpus=MLA.shapes)
+CHOOSING = replace(MLA, shapes=(replace(LATENT, indexer=IndexerShape(2048, 64, 128)),) * 60)
 H100, EPYC = device("h100"), device("epyc-9004")
 NETWORK = LinkSpeed(5e10, 1e-5)
 
@@ -178,20 +178,13 @@ def test_members_have_heads_of_states_evenly():
     assert of_member([replace(LINEAR, k_heads=1)], 8) == [replace(LINEAR, heads=4, k_heads=1)]
 
 
-def test_no_rank_runs_indexers_beside_a_gpu():
+def test_ranks_of_all_devices_hold_index_keys():
     """As in jobs."""
     found = cluster(CHOOSING, H100, 2, EPYC, 4)
-    nodes, gpus, mixed = (
-        next(one for one in found.layouts("replicas") if one.name == name)
-        for name in ("4 epyc-9004 replicas", "2 h100 replicas", "2 h100 + 4 epyc-9004 replicas")
-    )
-    latent, keys = 60 * 1152, 60 * 256
-    assert [part.unit.token_bytes for part in nodes.parts] == [latent + keys]
-    assert [part.unit.token_bytes for part in gpus.parts] == [latent]
-    assert [part.unit.token_bytes for part in mixed.parts] == [latent, latent]
-    assert mixed.parts[1].capacity > nodes.parts[0].capacity
-    on_gpus = cluster(MLA, H100, 2, device("a100"), 4).layouts("split")
-    assert on_gpus and all(one.parts[0].unit.token_bytes == latent for one in on_gpus)
+    for name in ("4 epyc-9004 replicas", "2 h100 replicas", "2 h100 + 4 epyc-9004 replicas"):
+        (one,) = (one for one in found.layouts("replicas") if one.name == name)
+        assert {part.unit.token_bytes for part in one.parts} == {60 * (1152 + 256)}
+    assert cluster(MLA, H100, 2, device("a100"), 4).layouts("split")
     for kv_dtype in ("int4", "k8v4"):
         with pytest.raises(UserError, match=f"--kv-dtype {kv_dtype}: expected one of"):
             cluster(MLA, H100, 2, EPYC, 4, kv_dtype)
@@ -201,8 +194,10 @@ def test_no_rank_runs_indexers_beside_a_gpu():
 def test_kernels_of_a_gpu_read_k_and_v_once(kv_dtype):
     """Codes take them longer, as measured; torch's operations, which wide V takes, move several times as much."""
     wide, longer = replace(FULL_ATTENTION, v_dim=512), {"int8": 1.8, "k8v4": 2.8, "int4": 3.2}.get(kv_dtype, 1)
-    assert device_kv_bytes([FULL_ATTENTION], kv_dtype) == longer * kv_bytes([FULL_ATTENTION], kv_dtype)
-    assert device_kv_bytes([wide], kv_dtype) > 4 * kv_bytes([wide], kv_dtype)
+    stored = kv_bytes([FULL_ATTENTION], kv_dtype)
+    assert on_kernels([FULL_ATTENTION], kv_dtype) and not on_kernels([wide], kv_dtype)
+    assert device_kv_bytes([FULL_ATTENTION], kv_dtype, kernels=True) == longer * stored
+    assert device_kv_bytes([wide], kv_dtype, kernels=False) > 4 * kv_bytes([wide], kv_dtype)
 
 
 @pytest.mark.parametrize(("state_load", "expected"), [(0, [1, 7]), (10_000, [4, 4])])

@@ -47,8 +47,8 @@ from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
 
 logger = logging.getLogger(__name__)
-CHOOSING_NEEDS = "R-ranks on CPUs, --partition request, no --route rotational, and no --schedule fluid"
-WHERE = " with R-ranks on GPUs, --partition head or --route rotational"
+CHOOSING_NEEDS = "--partition request, no --route rotational, and no --schedule fluid"
+WHERE = " with --partition head, --route rotational or --schedule fluid"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
