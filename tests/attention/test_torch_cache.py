@@ -92,18 +92,18 @@ def test_large_scores_do_not_overflow():
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["mla6_48", "mla5_40_window_sinks", "gqa3_48_v32"])
-def test_same_bits_however_batched_and_in_blocks_of_any_size(name, kv_dtype, device, monkeypatch):
+def test_same_bits_however_batched_and_in_blocks_of_any_size(name, kv_dtype, monkeypatch):
     monkeypatch.setattr(torch_cache, "_CPU_GROUP_BYTES", 32 * 48 * 4 * 7)  # groups of a few items
     batch, _ = case(name)
-    whole = run(batch, kv_dtype, device)
+    whole = run(batch, kv_dtype)
     for block_tokens in (1, 24):
-        assert torch.equal(whole, run(batch, kv_dtype, device, block_tokens=block_tokens)), block_tokens
+        assert torch.equal(whole, run(batch, kv_dtype, block_tokens=block_tokens)), block_tokens
     order, starts = [4, 3, 0, 2, 1], torch.tensor([0, *COUNTS]).cumsum(0).tolist()
     rows = torch.cat([whole[starts[i] : starts[i + 1]] for i in order])
-    assert torch.equal(rows, run(batch, kv_dtype, device, which=order))
-    assert torch.equal(whole[starts[4] : starts[5]], run(batch, kv_dtype, device, which=[4]))
+    assert torch.equal(rows, run(batch, kv_dtype, which=order))
+    assert torch.equal(whole[starts[4] : starts[5]], run(batch, kv_dtype, which=[4]))
     monkeypatch.setattr(torch_cache, "_PARTIAL_BYTES", 1)  # a wave for every row
-    assert torch.equal(whole, run(batch, kv_dtype, device))
+    assert torch.equal(whole, run(batch, kv_dtype))
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "int4"])

@@ -94,14 +94,14 @@ def test_adds_biases_and_sinks_of_tokens(name, device):
 
 
 @pytest.mark.parametrize("name", [*SHAPES, *BIASES])
-def test_a_row_alone_is_a_row_in_company(name, device, monkeypatch):
+def test_a_row_alone_is_a_row_in_company(name, monkeypatch):
     batch = make_batch((SHAPES | BIASES)[name], LENGTHS, COUNTS, torch.bfloat16)
-    together, starts = run(batch, "bfloat16", device=device), np.cumsum([0, *COUNTS])
+    together, starts = run(batch, "bfloat16"), np.cumsum([0, *COUNTS])
     for i in range(len(LENGTHS)):
-        assert torch.equal(run(batch, "bfloat16", device=device, which=[i]), together[starts[i] : starts[i + 1]]), i
+        assert torch.equal(run(batch, "bfloat16", which=[i]), together[starts[i] : starts[i + 1]]), i
     monkeypatch.setattr(torch_cache, "_PARTIAL_BYTES", 1)  # a wave for every row
     monkeypatch.setattr(torch_choice, "_MOST_SCORES", 1)
-    assert torch.equal(run(batch, "bfloat16", device=device, block_tokens=24), together)
+    assert torch.equal(run(batch, "bfloat16", block_tokens=24), together)
 
 
 @pytest.mark.parametrize("name", ["latent tokens", "latent pools", "pools", "blocks"])

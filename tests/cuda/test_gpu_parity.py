@@ -22,7 +22,11 @@ WORLDS = {
 
 
 @pytest.mark.parametrize(
-    "name", ["llama3", "qwen3", "gemma2", "mixtral", "deepseek_v3", "qwen3_next", "kimi_linear", "mamba2"]
+    "name",
+    [
+        *("llama3", "qwen3", "gemma2", "mixtral", "deepseek_v3", "qwen3_next", "kimi_linear", "mamba2"),
+        *("deepseek_v32", "deepseek_v4", "minimax_m3", "inkling2"),
+    ],
 )
 def test_tokens_equal_those_of_transformers(hpcdecode, tmp_path, name):
     case = make_case(name, tmp_path, rows=8, new_tokens=24, ignore_eos=True, max_tokens=24)

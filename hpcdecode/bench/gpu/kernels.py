@@ -28,6 +28,7 @@ _TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 _TOOL_ERROR = 86  # exit code of a sanitizer that found something
 _ONLY_OURS = ("--print-limit", "20", "--kernel-regex", "kns=hpcdecode")
 _SECONDS = 100  # of a sanitizer, and of the tests
+_TESTS = ("test_cuda*.py", "test_torch_c*.py")
 
 
 def shapes(emulated: bool) -> dict[str, LayerShape]:
@@ -58,7 +59,7 @@ def kernels(on: Conditions, findings: Findings) -> None:
         return
     code, text = run(_tests(), _SECONDS)
     findings.note("tests", text[-3000:])
-    findings.check("pytest tests/attention/test_cuda*.py", "exit code 0", code, code == 0)
+    findings.check(f"pytest {' '.join(_TESTS)} in tests/attention", "exit code 0", code, code == 0)
 
 
 def _kv_dtypes(shape: LayerShape, on: Conditions) -> Iterator[str]:
@@ -85,7 +86,8 @@ def _no_tests() -> str:
 
 def _tests() -> list[str]:
     """Return the command that runs the kernels' tests on the device alone."""
-    files = sorted(map(str, (_root() / "tests" / "attention").glob("test_cuda*.py")))
+    folder = _root() / "tests" / "attention"
+    files = sorted(str(file) for pattern in _TESTS for file in folder.glob(pattern))
     workers = ["-n", "8"] if importlib.util.find_spec("xdist") else []
     flags = ["-x", "-q", "-k", "not cpu", "-p", "no:cacheprovider", "--rootdir", str(_root()), *workers]
     return [sys.executable, "-m", "pytest", *flags, *files]
