@@ -95,6 +95,7 @@ class KvCache:
         range_blocks: int = 0,
         frames: int = 0,
         windowed: bool = False,
+        lookahead: int = 0,
     ) -> None:
         """Reserve the address space of a KV cache; memory is touched when it is used.
 
@@ -112,6 +113,7 @@ class KvCache:
             range_blocks: Blocks of a page, or 0 if every block has a place of its own.
             frames: Number of pages of any layer that memory has room for.
             windowed: Whether sequences give up the blocks that left a layer's window (see layer_groups).
+            lookahead: Tokens by which they may be truncated all the same.
 
         Raises:
             RuntimeError: If the system maps no more memory.

@@ -208,6 +208,7 @@ class KvCache:
         range_blocks: int = 0,
         frames: int = 0,
         windowed: bool = False,
+        lookahead: int = 0,
     ) -> None:
         """Allocate a KV cache on a device.
 
@@ -222,6 +223,7 @@ class KvCache:
             range_blocks: Blocks of a page, or 0 if every block has a place of its own.
             frames: Number of pages of any layer that memory has room for.
             windowed: Whether sequences give up the blocks that left a layer's window (see layer_groups).
+            lookahead: Tokens by which they may be truncated all the same.
 
         Raises:
             MemoryError: If the device has no room.

@@ -28,6 +28,7 @@ def native_cache(
     range_blocks: int = 0,
     frames: int = 0,
     windowed: bool = False,
+    lookahead: int = 0,
 ) -> _attn_cpu.KvCache:
     """Return the KV cache in C++, by its arguments.
 
@@ -47,6 +48,7 @@ def native_cache(
         range_blocks,
         frames,
         windowed,
+        lookahead,
     )
     try:
         return _attn_cpu.KvCache(shapes, kv_dtype, *sizes)
@@ -69,6 +71,7 @@ class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
         team: True to run on torch's OpenMP threads.
         windowed: Whether sequences give up the blocks that left a layer's window. A slot then attends from one position
             at a time, and cannot be truncated to where they are missed.
+        lookahead: Tokens by which a slot may be truncated all the same, so that it may attend from one position more.
 
     Attributes:
         isa: Name of the instruction set in use.
@@ -91,6 +94,7 @@ class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
         nodes: Sequence[int] | None,
         team: bool,
         windowed: bool = False,
+        lookahead: int = 0,
     ) -> None:
         cpus = list(cpus or ())
         nodes = nodes_of(cpus) if nodes is None else list(nodes)
@@ -105,6 +109,7 @@ class CpuKvCache(NativeKvCache["_attn_cpu.KvCache"]):
             nodes,
             team,
             windowed=windowed,
+            lookahead=lookahead,
         )
         super().__init__(native, layers, kv_dtype)
         self.isa = native.isa

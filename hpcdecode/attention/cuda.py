@@ -208,6 +208,7 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
         range_blocks: Blocks of a page of a cache that has room for some pages (see `streamed_cuda.py`), or 0.
         frames: Number of pages of any layer that it has room for.
         windowed: Whether sequences give up what leaves windows, as `CpuKvCache` says.
+        lookahead: Tokens by which a slot may be truncated all the same, as there.
 
     Raises:
         torch.OutOfMemoryError: If the device has no room.
@@ -226,6 +227,7 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
         range_blocks: int = 0,
         frames: int = 0,
         windowed: bool = False,
+        lookahead: int = 0,
     ) -> None:
         self.device = device = torch.device(device)
         module = native(device)
@@ -243,6 +245,7 @@ class CudaKvCache(NativeKvCache["_attn_cuda.KvCache"]):
                 range_blocks=range_blocks,
                 frames=frames,
                 windowed=windowed,
+                lookahead=lookahead,
             )
         except MemoryError as error:
             raise torch.OutOfMemoryError(

@@ -35,9 +35,11 @@ class Footprint(msgspec.Struct, frozen=True):
     windows: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of_groups(cls, groups: Sequence[tuple[int, bool]], block_tokens: int, state_tokens: int = 0) -> Footprint:
-        """Return the footprint of groups with windows (tokens, or 0 for all; chunked)."""
-        most = [most_blocks(tokens, chunked, block_tokens) for tokens, chunked in groups if tokens]
+    def of_groups(
+        cls, groups: Sequence[tuple[int, bool]], block_tokens: int, state_tokens: int = 0, lookahead: int = 0
+    ) -> Footprint:
+        """Return the footprint of groups with windows (tokens, or 0 for all; chunked), as `most_blocks` has them."""
+        most = [most_blocks(tokens, chunked, block_tokens, lookahead) for tokens, chunked in groups if tokens]
         windows = tuple((most.count(blocks), blocks) for blocks in sorted(set(most)))
         return cls(block_tokens, state_tokens, len(groups) - len(most), windows)
 
@@ -95,11 +97,19 @@ class Footprint(msgspec.Struct, frozen=True):
 WHOLE = Footprint()  # of layers that keep all tokens, which are counted one by one
 
 
-def most_blocks(window: int, chunked: bool, block_tokens: int) -> int:
-    """Return the most blocks that hold what a token sees in a window, from a multiple of `_STEP` tokens on."""
+def most_blocks(window: int, chunked: bool, block_tokens: int, lookahead: int = 0) -> int:
+    """Return the most blocks that hold what a token sees in a window, from a multiple of `_STEP` tokens on.
+
+    Args:
+        window: Tokens.
+        chunked: Whether it begins at a multiple of as many.
+        block_tokens: Tokens of a block.
+        lookahead: Tokens by which the sequence may be truncated; what is seen then is held, too.
+    """
+    held = window + lookahead
     if chunked and window % _STEP == 0 and window % block_tokens == 0:
-        return window // block_tokens
-    span = window if block_tokens % _STEP == 0 else window + _STEP - 1
+        return -(-held // block_tokens)
+    span = held if block_tokens % _STEP == 0 else held + _STEP - 1
     return (span + block_tokens - 2) // block_tokens + 1
 
 

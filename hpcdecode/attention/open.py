@@ -36,6 +36,7 @@ def open_kv_cache(
     backend: str = "attn_cpu",
     device: torch.device | str = "cpu",
     windowed: bool = False,
+    lookahead: int = 0,
 ) -> KvCache:
     """Open a KV cache for all attention layers of a model.
 
@@ -54,6 +55,7 @@ def open_kv_cache(
         backend: One of BACKENDS.
         device: Device of `attn_cuda`, whose kernels are emulated on the CPU, and of `torch`.
         windowed: Whether sequences give up what leaves windows, as `CpuKvCache` says.
+        lookahead: Tokens by which a slot may be truncated all the same, as there.
 
     Raises:
         ValueError: If an argument is bad.
@@ -62,13 +64,24 @@ def open_kv_cache(
     if backend == "reference":
         return ReferenceKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens)
     if backend == "attn_cuda":
-        return CudaKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device, windowed=windowed)
+        sizes = capacity_tokens, max_sequences, block_tokens
+        return CudaKvCache(layers, kv_dtype, *sizes, device, windowed=windowed, lookahead=lookahead)
     if backend == "torch":
         return TorchKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device)
     if backend != "attn_cpu":
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     return CpuKvCache(
-        layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, threads, cpus, nodes, team, windowed
+        layers,
+        kv_dtype,
+        capacity_tokens,
+        max_sequences,
+        block_tokens,
+        threads,
+        cpus,
+        nodes,
+        team,
+        windowed,
+        lookahead,
     )
 
 
@@ -85,6 +98,7 @@ def open_layers(
     team: bool = False,
     state_tokens: int | None = None,
     windowed: bool = False,
+    lookahead: int = 0,
 ) -> KvCache:
     """Open, on this machine's cores, what all layers of a model keep of sequences: K and V, and recurrent states.
 
@@ -100,6 +114,7 @@ def open_layers(
         team: True to run on torch's OpenMP threads, in a process that runs GEMMs on the same cores.
         state_tokens: Tokens that a state counts as, or None for what it takes.
         windowed: Whether sequences give up what leaves windows, as `CpuKvCache` says.
+        lookahead: Tokens by which a slot may be truncated all the same, as there.
 
     Raises:
         ValueError: If an argument is bad.
@@ -118,6 +133,7 @@ def open_layers(
             cpus=cpus,
             team=team,
             windowed=windowed,
+            lookahead=lookahead,
         )
         if not keep:
             return kv_cache
@@ -140,6 +156,7 @@ def open_on_device(
     device: torch.device | str,
     host_tensors: bool = False,
     windowed: bool = False,
+    lookahead: int = 0,
 ) -> KvCache:
     """Open, on a GPU, what all layers of a model keep of sequences; arguments as for `open_layers`.
 
@@ -156,6 +173,7 @@ def open_on_device(
         device: The GPU; on the CPU what a GPU does is emulated.
         host_tensors: Whether rows and outputs are in this host's memory.
         windowed: Whether sequences give up what leaves windows, where kernels attend.
+        lookahead: Tokens by which a slot may be truncated all the same.
     """
     attend, keep = attention_shapes(layers), recurrent_shapes(layers)
     kv_cache: KvCache | None = None
@@ -170,6 +188,7 @@ def open_on_device(
             backend=backend,
             device=device,
             windowed=windowed,
+            lookahead=lookahead,
         )
     if keep:
         each = state_tokens if attend else state_tokens + block_tokens

@@ -74,6 +74,7 @@ def footprint_for(
     state_tokens: int,
     windowed: bool = False,
     on_gpu: bool = False,
+    lookahead: int = 0,
 ) -> Footprint:
     """Return what a sequence takes of a KV cache.
 
@@ -84,6 +85,7 @@ def footprint_for(
         state_tokens: Tokens that a sequence's state counts as.
         windowed: Whether sequences give up what leaves windows.
         on_gpu: Whether it is on a GPU, and kernels attend; else on CPUs.
+        lookahead: Tokens by which sequences may be truncated.
     """
     attend = attention_shapes(layers)
     if not windowed or not attend:
@@ -92,7 +94,7 @@ def footprint_for(
         _, groups = cuda.layer_groups(attend, kv_dtype, block_tokens)
     else:
         _, groups = _attn_cpu.layer_groups(_native(layers), kv_dtype, block_tokens)
-    return Footprint.of_groups(groups, block_tokens, state_tokens)
+    return Footprint.of_groups(groups, block_tokens, state_tokens, lookahead)
 
 
 def _reserved(layers: Sequence[MixerShape]) -> int:

@@ -18,7 +18,7 @@ from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.fluid import open_rotation
 from hpcdecode.engine.prefill import PromptKvCache, PromptsBeforeChoice, StoredPrompts
 from hpcdecode.engine.resumed import ResumedAttention
-from hpcdecode.engine.setup import Setup, apart, partition_of
+from hpcdecode.engine.setup import Setup, apart, lookahead_of, partition_of
 from hpcdecode.engine.swap_room import open_swap
 from hpcdecode.exchange.device import CudaDevice
 from hpcdecode.exchange.partition import Partition
@@ -54,12 +54,12 @@ def open_attention_worker(
         shapes, by_host = list(map(partition.shape, setup.shapes_of(me))), apart(team, team.group) and not direct
         kv_cache: KvCache = open_rotation(me, setup, shapes, slots, tiers, by_host)
     else:
-        kv_cache = _open_kv_cache(team, setup, partition, slots, direct)
+        kv_cache = _open_kv_cache(team, setup, partition, slots, direct, lookahead_of(options))
     swap = open_swap(kv_cache, tiers, me.cpus if me.pinned else None) if me.swap_chunks else None
     return AttentionWorker(kv_cache, sinks, timeline, queue, swap)
 
 
-def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool) -> KvCache:
+def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, direct: bool, lookahead: int) -> KvCache:
     me, whole = team.me, setup.shapes_of(team.me)
     shapes = list(map(partition.shape, whole))
     part, rank = setup.part_of(me), team.pool.index(team.place)
@@ -80,6 +80,7 @@ def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, d
             device=me.kv_device,
             host_tensors=apart(team, team.group) and not direct,
             windowed=me.kv_windowed,
+            lookahead=lookahead,
         )
     return open_layers(
         shapes,
@@ -93,6 +94,7 @@ def _open_kv_cache(team: Team, setup: Setup, partition: Partition, slots: int, d
         team=me.has_s,
         state_tokens=setup.state_tokens,
         windowed=me.kv_windowed,
+        lookahead=lookahead,
     )
 
 

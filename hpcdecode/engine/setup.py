@@ -109,11 +109,16 @@ def runs_indexers(options: EngineOptions, team: Team) -> bool:
 def drops_windows(options: EngineOptions, rank: Rank, shapes: Sequence[MixerShape], kv_dtype: str) -> bool:
     """Return whether an R-rank's KV cache for these layers gives up what leaves windows.
 
-    It does where all of it is in memory, kernels attend, and no drafts are dropped again.
+    It does where all of it is in memory and kernels attend.
     """
-    if options.schedule == "fluid" or options.speculative_config or not rank.has_r:
+    if options.schedule == "fluid" or not rank.has_r:
         return False
     return rank.kv_device == "cpu" or by_kernels(attention_shapes(shapes), kv_dtype, rank.kv_device)
+
+
+def lookahead_of(options: EngineOptions) -> int:
+    """Return the most tokens by which sequences are truncated again: those of a draft."""
+    return options.speculative_config.num_speculative_tokens if options.speculative_config else 0
 
 
 def footprint_of(options: EngineOptions, team: Team, group: Group, setup: Setup) -> Footprint:
@@ -123,7 +128,8 @@ def footprint_of(options: EngineOptions, team: Team, group: Group, setup: Setup)
         shapes = list(map(partition_of(options, pool).shape, setup.shapes_of(team.ranks[pool[0]])))
         kinds = {(r.kv_windowed, r.kv_device != "cpu") for r in (team.ranks[place] for place in pool)}
         sizes = setup.kv_dtype, setup.block_tokens, setup.state_tokens
-        found += [footprint_for(shapes, *sizes, windowed, on_gpu) for windowed, on_gpu in sorted(kinds)]
+        ahead = lookahead_of(options)
+        found += [footprint_for(shapes, *sizes, windowed, on_gpu, ahead) for windowed, on_gpu in sorted(kinds)]
     return largest(found)
 
 

@@ -70,7 +70,7 @@ Bad arguments raise ValueError or TypeError before anything changes.)");
             [](KvCache* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
                int max_sequences, std::optional<int> block_tokens, int threads, const std::vector<int>& cpus,
                const std::string& isa, const std::vector<int>& nodes, bool team, int range_blocks, int frames,
-               bool windowed) {
+               bool windowed, int lookahead) {
                 new (e) KvCache(layers, {parse_kv_type(kv_dtype),
                                          capacity_tokens,
                                          max_sequences,
@@ -81,11 +81,13 @@ Bad arguments raise ValueError or TypeError before anything changes.)");
                                          nodes,
                                          team,
                                          {range_blocks, frames},
-                                         windowed});
+                                         windowed,
+                                         lookahead});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
             nb::arg("block_tokens").none(), nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"), nb::arg("nodes"),
             nb::arg("team"), nb::arg("range_blocks") = 0, nb::arg("frames") = 0, nb::arg("windowed") = false,
+            nb::arg("lookahead") = 0,
             R"(Reserve the address space of a KV cache; memory is touched when it is used.
 
 Args:
@@ -102,6 +104,7 @@ Args:
     range_blocks: Blocks of a page, or 0 if every block has a place of its own.
     frames: Number of pages of any layer that memory has room for.
     windowed: Whether sequences give up the blocks that left a layer's window (see layer_groups).
+    lookahead: Tokens by which they may be truncated all the same.
 
 Raises:
     RuntimeError: If the system maps no more memory.)")

@@ -62,16 +62,16 @@ BlockPool::Layout BlockPool::lay_out_pool(const std::vector<LayerShape>& shapes,
 }
 
 BlockPool::BlockPool(const std::vector<LayerShape>& layers, KvType type, int64_t capacity_tokens, int max_sequences,
-                     int block_tokens, const NumaNodes& nodes, const FrameOptions& frames, bool windowed)
+                     int block_tokens, const NumaNodes& nodes, const FrameOptions& frames, bool windowed, int lookahead)
     : BlockPool(lay_out_pool(layers, type, block_tokens, frames.range_blocks > 0, windowed), type, capacity_tokens,
-                max_sequences, block_tokens, nodes, frames) {}
+                max_sequences, block_tokens, nodes, frames, lookahead) {}
 
 BlockPool::BlockPool(Layout layout, KvType type, int64_t capacity_tokens, int max_sequences, int block_tokens,
-                     const NumaNodes& nodes, const FrameOptions& frames)
+                     const NumaNodes& nodes, const FrameOptions& frames, int lookahead)
     : BlockTable(
           block_tokens,
           bounds_of(nodes, count_blocks(capacity_tokens, block_tokens, layout.groups.size()), frames.range_blocks),
-          max_sequences, frames.range_blocks > 0, layout.groups),
+          max_sequences, frames.range_blocks > 0, layout.groups, lookahead),
       type_(type),
       layers_(std::move(layout.layers)),
       strips_(std::move(layout.strips)),

@@ -20,7 +20,8 @@ namespace hpcdecode {
 class BlockPool : public BlockTable {
   public:
     BlockPool(const std::vector<LayerShape>& layers, KvType type, int64_t capacity_tokens, int max_sequences,
-              int block_tokens, const NumaNodes& nodes, const FrameOptions& frames = {}, bool windowed = false);
+              int block_tokens, const NumaNodes& nodes, const FrameOptions& frames = {}, bool windowed = false,
+              int lookahead = 0);
 
     // Extends the block table and makes the copies that forked blocks need. Returns the huge pages that hold new blocks
     // and held none before.
@@ -75,7 +76,7 @@ class BlockPool : public BlockTable {
                                bool windowed);
 
     BlockPool(Layout layout, KvType type, int64_t capacity_tokens, int max_sequences, int block_tokens,
-              const NumaNodes& nodes, const FrameOptions& frames);
+              const NumaNodes& nodes, const FrameOptions& frames, int lookahead);
     size_t place();
     std::vector<int32_t> some_blocks(int slot, int64_t first, size_t size) const;
     void use(int32_t block, std::vector<size_t>& pages);

@@ -27,6 +27,7 @@ struct KvCacheOptions {
     bool team = false;       // run on torch's threads
     FrameOptions frames{};
     bool windowed = false;  // drop what leaves windows
+    int lookahead = 0;      // positions by which sequences may be truncated then
 };
 
 // A paged KV cache. hpcdecode/_attn_cpu.pyi describes the methods.

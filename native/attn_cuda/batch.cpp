@@ -45,7 +45,7 @@ void Batch::fill(const BlockTable& table, const PlacedPages& placed, const int32
         s.length = static_cast<int32_t>(table.length(slots[i]));
         s.count = counts[i];
         s.first_row = static_cast<int32_t>(sequence_of.size());
-        const int64_t first = table.first_held(cut.layers, s.length);
+        const int64_t first = table.first_place(slots[i], cut.layers);
         s.first_block = static_cast<int32_t>(static_cast<int64_t>(blocks.size()) - first);
         s.first_position = static_cast<int32_t>(first * table.block_tokens());
         s.first_item = static_cast<int32_t>(items.size());

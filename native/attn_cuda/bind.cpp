@@ -90,7 +90,7 @@ Bad arguments raise ValueError or TypeError before anything changes.)");
             "__init__",
             [](KvCache* e, const std::vector<LayerShape>& layers, const std::string& kv_dtype, int64_t capacity_tokens,
                int max_sequences, int block_tokens, int device, int batches, int range_blocks, int frames,
-               bool windowed) {
+               bool windowed, int lookahead) {
                 new (e) KvCache(layers, {parse_kv_type(kv_dtype),
                                          capacity_tokens,
                                          max_sequences,
@@ -98,11 +98,13 @@ Bad arguments raise ValueError or TypeError before anything changes.)");
                                          device,
                                          batches,
                                          {range_blocks, frames},
-                                         windowed});
+                                         windowed,
+                                         lookahead});
             },
             nb::arg("layers"), nb::arg("kv_dtype"), nb::arg("capacity_tokens"), nb::arg("max_sequences"),
             nb::arg("block_tokens"), nb::arg("device"), nb::arg("batches") = 18, nb::arg("range_blocks") = 0,
-            nb::arg("frames") = 0, nb::arg("windowed") = false, R"(Allocate a KV cache on a device.
+            nb::arg("frames") = 0, nb::arg("windowed") = false, nb::arg("lookahead") = 0,
+            R"(Allocate a KV cache on a device.
 
 Args:
     layers: Shapes of the model's attention layers.
@@ -115,6 +117,7 @@ Args:
     range_blocks: Blocks of a page, or 0 if every block has a place of its own.
     frames: Number of pages of any layer that memory has room for.
     windowed: Whether sequences give up the blocks that left a layer's window (see layer_groups).
+    lookahead: Tokens by which they may be truncated all the same.
 
 Raises:
     MemoryError: If the device has no room.)")

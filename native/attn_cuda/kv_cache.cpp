@@ -99,7 +99,7 @@ KvCache::KvCache(const std::vector<LayerShape>& layers, const KvCacheOptions& o)
       table_(o.block_tokens,
              bounds_of(BlockTable::count_blocks(o.capacity_tokens, o.block_tokens, groups_.windows.size()),
                        o.frames.range_blocks),
-             o.max_sequences, o.frames.range_blocks > 0, groups_.windows),
+             o.max_sequences, o.frames.range_blocks > 0, groups_.windows, o.lookahead),
       placed_(o.frames, table_.nodes()),
       sinks_(layers.size()) {
     const Using device(device_);

@@ -24,6 +24,7 @@ struct KvCacheOptions {
     int batches = 18;  // calls whose sequences stay on the device: two for each lane of a step, and two
     FrameOptions frames{};
     bool windowed = false;  // drop what leaves windows
+    int lookahead = 0;      // positions by which sequences may be truncated then
 };
 
 // Returns whether there are kernels for these layers, and room for them in the shared memory of a device's blocks.

@@ -27,13 +27,15 @@ int32_t BlockTable::count_blocks(int64_t capacity_tokens, int block_tokens, int6
 }
 
 BlockTable::BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences, bool fills,
-                       std::vector<Window> groups)
+                       std::vector<Window> groups, int64_t lookahead)
     : block_tokens_(block_tokens),
       blocks_(static_cast<int32_t>(bounds.back())),
       fills_(fills),
       windows_(std::move(groups)),
+      lookahead_(lookahead),
       bounds_(std::move(bounds)),
       free_(bounds_.size() - 1) {
+    if (lookahead < 0) invalid("lookahead: expected at least 0, got " + str(lookahead));
     if (max_sequences < 1) invalid("max_sequences: expected at least 1, got " + str(max_sequences));
     references_.assign(blocks_, 0);
     slots_.resize(max_sequences);
@@ -104,20 +106,20 @@ void BlockTable::drop_from(std::vector<int32_t>& held, size_t place) {
 // Returns whether a slot that grows to `length` writes to its last block of a group, which others hold, too.
 bool BlockTable::copies_tail(const Slot& s, int group, int64_t length) const {
     if (length == s.length || s.length % block_tokens_ == 0) return false;
-    return s.length / block_tokens_ >= first_held(group, length) && references_[s.blocks[group].back()] > 1;
+    return s.length / block_tokens_ >= first_held(group, reached(s, length)) && references_[s.blocks[group].back()] > 1;
 }
 
 // Returns how many blocks of a group a slot lacks to grow to `length`.
 int64_t BlockTable::missing(const Slot& s, int group, int64_t length) const {
-    return blocks_for(length) - std::max<int64_t>(s.blocks[group].size(), first_held(group, length));
+    return blocks_for(length) - std::max<int64_t>(s.blocks[group].size(), first_held(group, reached(s, length)));
 }
 
 // Drops the blocks that are of no use to a sequence of `length`; notes them in `left`.
 void BlockTable::leave_windows(Slot& s, int64_t length, std::vector<Left>& left) {
     for (int g = 0; g < groups(); ++g) {
         std::vector<int32_t>& held = s.blocks[g];
-        const int64_t end = std::min<int64_t>(first_held(g, length), held.size());
-        for (int64_t b = first_held(g, s.length); b < end; ++b) {
+        const int64_t end = std::min<int64_t>(first_held(g, reached(s, length)), held.size());
+        for (int64_t b = first_held(g, s.reached); b < end; ++b) {
             left.push_back({&held[b], held[b]});
             drop_block(held[b]);
             held[b] = -1;
@@ -175,11 +177,12 @@ std::vector<BlockTable::Copy> BlockTable::extend(const int32_t* slots, const int
         if (!s.open) s.home = new_home();
         s.open = true;
         s.length += counts[i];
+        s.reached = reached(s, s.length);
         const auto want = static_cast<size_t>(blocks_for(s.length));
         for (int g = 0; g < groups(); ++g) {
             std::vector<int32_t>& held = s.blocks[g];
             if (held.size() == want) continue;
-            held.resize(std::max<size_t>(held.size(), first_held(g, s.length)), -1);
+            held.resize(std::max<size_t>(held.size(), first_held(g, s.reached)), -1);
             while (held.size() < want) held.push_back(take_block(s.home));
         }
     }
@@ -192,7 +195,7 @@ void BlockTable::release(const int32_t* slots, int n) {
     for (int i = 0; i < n; ++i) {
         Slot& s = slots_[slots[i]];
         for (std::vector<int32_t>& held : s.blocks) drop_from(held, 0);
-        s.length = 0;
+        s.length = s.reached = 0;
         s.open = false;
     }
 }
@@ -203,7 +206,9 @@ void BlockTable::fork(int src, int dst) {
     opened(src);
     if (slots_[dst].open) invalid("slot " + str(dst) + " is open; release it before forking into it");
     slots_[dst] = slots_[src];
-    for (int32_t block : held_blocks(dst)) ++references_[block];
+    for (const std::vector<int32_t>& held : slots_[dst].blocks)
+        for (const int32_t block : held)
+            if (block >= 0) ++references_[block];
 }
 
 void BlockTable::truncate(int slot, int64_t length) {
@@ -212,7 +217,7 @@ void BlockTable::truncate(int slot, int64_t length) {
         invalid("slot " + str(slot) + ": cannot truncate length " + str(known.length) + " to " + str(length));
     }
     for (int g = 0; g < groups(); ++g) {
-        if (first_held(g, length) < first_held(g, known.length))
+        if (first_seen(g, length) < first_held(g, known.reached))
             invalid("slot " + str(slot) + ": cannot truncate length " + str(known.length) + " to " + str(length) +
                     ", as tokens before its window are gone");
     }
@@ -222,9 +227,14 @@ void BlockTable::truncate(int slot, int64_t length) {
 }
 
 std::vector<int32_t> BlockTable::held_blocks(int slot) const {
+    const Slot& s = opened(slot);
     std::vector<int32_t> all;
-    for (const std::vector<int32_t>& held : opened(slot).blocks)
-        std::copy_if(held.begin(), held.end(), std::back_inserter(all), [](int32_t block) { return block >= 0; });
+    for (int g = 0; g < groups(); ++g) {
+        const std::vector<int32_t>& held = s.blocks[g];
+        const auto there = static_cast<size_t>(first_held(g, s.reached));
+        for (auto b = static_cast<size_t>(first_held(g, s.length)); b < held.size(); ++b)
+            all.push_back(held[std::max(b, there)]);
+    }
     return all;
 }
 

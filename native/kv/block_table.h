@@ -6,8 +6,10 @@
 // together take the place of nodes; sequences fill some of them before they begin others.
 //
 // Layers may be in groups. Then a block stands for positions in the layers of one group, all groups take theirs from
-// the same blocks, and of a group with a window a sequence holds only the blocks with what its last position sees.
+// the same blocks, and of a group with a window a sequence holds only the blocks with what its last position sees, or
+// saw `lookahead` positions ago. So it can be truncated by as many.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -33,8 +35,9 @@ class BlockTable {
     // bounds: First block of every node, and the number of blocks, [nodes + 1].
     // fills: Whether new sequences go where others are, while there is room.
     // groups: Window of each group of layers, none if they keep all; equal ones follow each other.
+    // lookahead: Positions by which sequences may be truncated, whatever left windows.
     BlockTable(int block_tokens, std::vector<int64_t> bounds, int max_sequences, bool fills = false,
-               std::vector<Window> groups = {Window{}});
+               std::vector<Window> groups = {Window{}}, int64_t lookahead = 0);
     static int32_t count_blocks(int64_t capacity_tokens, int block_tokens, int64_t groups = 1);
 
     // These throw std::invalid_argument on bad arguments, and then change nothing.
@@ -46,11 +49,13 @@ class BlockTable {
     int64_t length(int slot) const;
     // Returns a slot's blocks of a group by their place in the sequence; -1 for those that have left its window.
     const std::vector<int32_t>& blocks(int slot, int group = 0) const { return slots_[slot].blocks[group]; }
-    // Returns the place of the first block that a sequence of `length` positions holds of a group.
-    int64_t first_held(int group, int64_t length) const {
-        return windows_[group].first(length) / kWindowStep * kWindowStep / block_tokens_;
-    }
-    std::vector<int32_t> held_blocks(int slot) const;             // of all groups; checks the slot
+    // Returns the place of the first block that a sequence of `length` positions, which had no more, holds of a group.
+    int64_t first_held(int group, int64_t length) const { return first_seen(group, length - lookahead_); }
+    // Returns the place of the first block that a slot holds of a group.
+    int64_t first_place(int slot, int group) const { return first_held(group, slots_[slot].reached); }
+    // Returns the blocks of all groups that a sequence holds which had no more positions than the slot. Where one is
+    // gone there is the first that is held. Checks the slot.
+    std::vector<int32_t> held_blocks(int slot) const;
     const std::vector<int32_t>& taken() const { return taken_; }  // by the last `extend`, those to copy to included
     int home(int slot) const { return slots_[slot].home; }        // NUMA node
     int32_t references(int32_t block) const { return references_[block]; }
@@ -86,6 +91,7 @@ class BlockTable {
         bool open = false;
         int home = 0;
         int64_t length = 0;
+        int64_t reached = 0;                       // the most positions that it had, by which blocks left windows
         std::vector<std::vector<int32_t>> blocks;  // by group
     };
     struct Left {
@@ -93,9 +99,13 @@ class BlockTable {
         int32_t block;
     };
 
+    int64_t first_seen(int group, int64_t length) const {
+        return windows_[group].first(length) / kWindowStep * kWindowStep / block_tokens_;
+    }
     const Slot& opened(int slot) const;
     void check_slots(const int32_t* slots, int n);  // that they are in range and differ
     void check_tail(int slot, int64_t count) const;
+    static int64_t reached(const Slot& s, int64_t length) { return std::max(s.reached, length); }
     bool copies_tail(const Slot& s, int group, int64_t length) const;
     int64_t missing(const Slot& s, int group, int64_t length) const;
     void drop_from(std::vector<int32_t>& held, size_t place);
@@ -112,7 +122,8 @@ class BlockTable {
     int block_tokens_;
     int32_t blocks_;
     bool fills_;
-    std::vector<Window> windows_;             // of the groups
+    std::vector<Window> windows_;  // of the groups
+    int64_t lookahead_;
     std::vector<int64_t> bounds_;             // of the nodes' blocks
     std::vector<std::vector<int32_t>> free_;  // of each node, LIFO
     std::vector<int32_t> references_;

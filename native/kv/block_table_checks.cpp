@@ -43,7 +43,7 @@ void BlockTable::check_seen(int group, const int32_t* slots, const int32_t* coun
     for (int i = 0; windows_[group] && i < n; ++i) {
         if (counts[i] < 2) continue;
         const int64_t end = length(slots[i]), first = windows_[group].first(end - counts[i] + 1);
-        if (first / block_tokens_ >= first_held(group, end)) continue;
+        if (first / block_tokens_ >= first_place(slots[i], group)) continue;
         invalid("slot " + str(slots[i]) + ": its last " + str(counts[i]) +
                 " positions see some that have left the window; expected 1 at a time");
     }
@@ -70,7 +70,7 @@ void BlockTable::check() const {
     for (size_t i = 0; i < slots_.size(); ++i) {
         const Slot& s = slots_[i];
         for (int g = 0; g < groups(); ++g) {
-            const int64_t have = static_cast<int64_t>(s.blocks[g].size()), first = first_held(g, s.length);
+            const int64_t have = static_cast<int64_t>(s.blocks[g].size()), first = first_held(g, s.reached);
             if (have != blocks_for(s.length) || (!s.open && have != 0)) {
                 throw std::logic_error("slot " + str(i) + ": blocks " + str(have) + " != ceil(length " + str(s.length) +
                                        " / block_tokens " + str(block_tokens_) + ")");

@@ -32,9 +32,10 @@ SLOTS = 6
 BACKENDS = ("attn_cpu", "attn_cuda")
 
 
-def opened(layers, windowed, block_tokens=64, tokens=8192, kv_dtype="bfloat16", backend="attn_cpu"):
+def opened(layers, windowed, block_tokens=64, tokens=8192, kv_dtype="bfloat16", backend="attn_cpu", lookahead=0):
     sizes = {"capacity_tokens": tokens, "max_sequences": SLOTS, "block_tokens": block_tokens, "backend": backend}
-    return open_kv_cache(layers, kv_dtype=kv_dtype, threads=2, windowed=windowed, **sizes)
+    windows = {"windowed": windowed, "lookahead": lookahead}
+    return open_kv_cache(layers, kv_dtype=kv_dtype, threads=2, **windows, **sizes)
 
 
 class Both:
@@ -57,12 +58,12 @@ class Both:
         for layer, shape in enumerate(self.layers):
             self.tell("append", layer, slots, counts, self.rows(int(counts.sum()), shape.kv_columns))
 
-    def attend(self, slots):
-        counts = np.ones(len(slots), np.int32)
+    def attend(self, slots, counts=None):
+        counts = np.ones(len(slots), np.int32) if counts is None else counts
         self.tell("extend", slots, counts)
         for layer, shape in enumerate(self.layers):
-            qkv = self.rows(len(slots), shape.row_columns)
-            outs = [torch.empty(len(slots), shape.out_columns) for _ in self.caches]
+            qkv = self.rows(counts.sum(), shape.row_columns)
+            outs = [torch.empty(counts.sum(), shape.out_columns) for _ in self.caches]
             for cache, out in zip(self.caches, outs, strict=True):
                 cache.attend(layer, slots, counts, qkv, out)
             assert torch.equal(*outs), f"layer {layer}"
@@ -78,13 +79,15 @@ def ints(*values):
     return np.array(values, np.int32)
 
 
+@pytest.mark.parametrize("lookahead", [0, 16])
 @pytest.mark.parametrize(
     ("backend", "block_tokens", "steps"),
     [*(("attn_cpu", tokens, 60) for tokens in (64, 128, 16, 24, 5)), ("attn_cuda", 64, 24), ("attn_cuda", 24, 24)],
 )
 @pytest.mark.parametrize("model", MODELS)
-def test_results_are_those_of_a_cache_that_keeps_all(model, backend, block_tokens, steps):
-    options = {"block_tokens": block_tokens, "backend": backend}
+def test_results_are_those_of_a_cache_that_keeps_all(model, backend, block_tokens, steps, lookahead):
+    """With tokens ahead of which some are dropped again, and with one at a time."""
+    options = {"block_tokens": block_tokens, "backend": backend, "lookahead": lookahead}
     both, open_slots, rng = Both(MODELS[model], **options), {}, np.random.default_rng(1)
     for _ in range(steps):
         draw = rng.random()
@@ -108,8 +111,11 @@ def test_results_are_those_of_a_cache_that_keeps_all(model, backend, block_token
             for slot, count in zip(some, counts, strict=True):
                 open_slots[slot] += count
         elif open_slots:
-            both.attend(ints(*open_slots))
-            open_slots = {slot: length + 1 for slot, length in open_slots.items()}
+            counts = rng.integers(1, lookahead + 2, len(open_slots)).astype(np.int32)
+            both.attend(ints(*open_slots), counts)
+            for slot, count in zip(open_slots, counts.tolist(), strict=True):
+                open_slots[slot] += int(rng.integers(1, count + 1))
+                both.tell("truncate", slot, open_slots[slot])
         both.check()
         assert all(both.caches[1].length(slot) == length for slot, length in open_slots.items())
     both.tell("release", ints(*open_slots))
@@ -125,13 +131,14 @@ def test_every_type_keeps_windows_alike(kv_dtype, backend, steps):
         both.attend(ints(0, 3))
 
 
+@pytest.mark.parametrize("lookahead", [0, 16])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("block_tokens", [64, 16, 24])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_sequence_takes_no_more_than_its_footprint(model, block_tokens, backend):
+def test_a_sequence_takes_no_more_than_its_footprint(model, block_tokens, backend, lookahead):
     layers = MODELS[model]
-    footprint = footprint_for(layers, "bfloat16", block_tokens, 0, True, backend == "attn_cuda")
-    cache, most = opened(layers, True, block_tokens, 1000, backend=backend), 0
+    footprint = footprint_for(layers, "bfloat16", block_tokens, 0, True, backend == "attn_cuda", lookahead)
+    cache, most = opened(layers, True, block_tokens, 1000, backend=backend, lookahead=lookahead), 0
     held, seen = blocks_of(cache).held_blocks, 0
     for length in range(1, 700):
         cache.extend(ints(0), ints(1))
@@ -173,20 +180,27 @@ def test_sizes_count_groups_of_equal_blocks():
     assert len(groups) == 3 and bytes_per_token([SHORT] * 4 + [wide], "bfloat16", 64, windowed=True) == size * 3 / 64
 
 
+@pytest.mark.parametrize("dropped", [0, 8])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_blocks_of_all_groups_move_to_memory_and_back(backend):
+def test_blocks_of_all_groups_move_to_memory_and_back(backend, dropped):
+    """Also of a slot that was longer, so that it holds fewer than its length says."""
     layers = MODELS["all kinds"]
-    cache, other = (opened(layers, True, backend=backend) for _ in range(2))
+    cache, other = (opened(layers, True, backend=backend, lookahead=8) for _ in range(2))
     own, others = blocks_of(cache), blocks_of(other)
     rng = np.random.default_rng(0)
-    cache.extend(ints(1), ints(333))
+    if dropped:
+        cache.extend(ints(1), ints(367 + dropped))
+        cache.truncate(1, 367)
+    else:
+        cache.extend(ints(1), ints(367))
     for layer, shape in enumerate(layers):
-        kv = torch.from_numpy(rng.standard_normal((333, shape.kv_columns), np.float32))
-        cache.append(layer, ints(1), ints(333), kv)
+        kv = torch.from_numpy(rng.standard_normal((367, shape.kv_columns), np.float32))
+        cache.append(layer, ints(1), ints(367), kv)
     blocks = own.held_blocks(1)
+    assert cache.used_tokens < -(-blocks * 64 // 6) or not dropped
     moved = np.empty(blocks * own.block_bytes, np.uint8)
     assert own.copy_out(1, 0, moved)() == crc32c(moved)
-    other.extend(ints(4), ints(333))
+    other.extend(ints(4), ints(367))
     assert others.held_blocks(4) == blocks
     half = blocks // 2 * own.block_bytes
     others.copy_in(4, 0, moved[:half])
@@ -216,6 +230,13 @@ def test_what_needs_dropped_tokens_is_refused(backend):
         cache.truncate(0, 100)
     cache.truncate(0, 299)
     cache.check()
+    ahead = opened([SHORT, FULL], True, backend=backend, lookahead=20)
+    ahead.extend(ints(0), ints(300))
+    ahead.attend(0, ints(0), ints(21), qkv[:21], out[:21])
+    ahead.truncate(0, 280)
+    with pytest.raises(ValueError, match="cannot truncate length 280 to 100"):
+        ahead.truncate(0, 100)
+    ahead.check()
     with pytest.raises(ValueError, match="without frames"):
         _attn_cpu.KvCache(
             native_shapes([SHORT], _attn_cpu.LayerShape), "float32", 64, 1, 64, 1, [], "", [], False, 1, 1, True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,9 @@ from hpcdecode.config import EngineOptions
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
 from tests.support.guessing import EAGER, guessing, name_of
-from tests.support.preemption import HastyPlacement
+from tests.support.preemption import HastyPlacement, hasty_placement
 from tests.support.samples import made, rows, run
+from tests.support.swapping import host_swap
 
 FIELDS = [
     (70, {"n": 2, "temperature": 0.9, "max_tokens": 12, "logprobs": 1}),
@@ -43,6 +46,22 @@ def test_rows_are_the_same_with_right_and_wrong_guesses(checkpoint, name):
             if how == "known":
                 assert speculation.confirmed > 20
                 assert options or worker.steps < usual.steps
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "mistral"])
+def test_windows_let_tokens_go_beside_guesses(checkpoint, name):
+    """Rows longer than the window, of which some leave for a tier and come again."""
+    model = load_split(checkpoint(name), dtype="float32")
+    fields = [(n, {"max_tokens": 90, "temperature": 0.8}) for n in (160, 100, 200, 122)]
+    plain, _ = run(model, rows(*fields))
+    known = {name_of(*key): sequence.generated for key, sequence in plain.items()}
+    hasty = {"lanes": 2, "placement": hasty_placement(0.1), "capacity": 768}
+    for how, options in (("wild", {}), ("known", hasty), ("wild", hasty)):
+        tiers = partial(host_swap, chunks=1000) if options else None
+        with guessing(how, known):
+            done, worker = run(model, rows(*fields), guesses=EAGER, tiers=tiers, **options)
+        assert made(done) == made(plain), (how, options)
+        assert not options or worker.schedulers[0].tiers.swaps.moved > 3
 
 
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "deepseek_v3"])

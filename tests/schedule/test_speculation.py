@@ -15,7 +15,7 @@ from hpcdecode.schedule.optimistic import OptimisticPlacement
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import MOST_DRAFTED_ROWS
 from hpcdecode.schedule.speculation import Speculation
-from tests.support.families import SCHEDULED, run_families
+from tests.support.families import SCHEDULED, WINDOWED, run_families
 from tests.support.preemption import hasty_placement
 from tests.support.scheduling import ListFeed, Machine, prompts
 
@@ -35,11 +35,24 @@ def test_so_are_those_that_are_preempted(rate, **case):
     run_families(placement=hasty_placement(rate), **case)
 
 
+@settings(max_examples=40, deadline=None)
+@given(**{**CASES, **WINDOWED}, **RATES)
+def test_so_are_those_of_which_windows_let_tokens_go(rate, **case):
+    run_families(placement=hasty_placement(rate), **case)
+
+
 @pytest.mark.full
 @settings(max_examples=3000, deadline=None)
 @given(**CASES, **RATES)
 def test_thousands_of_families(rate, **case):
     run_families(**{name: value for name, value in case.items() if name != "growth"})
+    run_families(placement=hasty_placement(rate), **case)
+
+
+@pytest.mark.full
+@settings(max_examples=1000, deadline=None)
+@given(**{**CASES, **WINDOWED}, **RATES)
+def test_a_thousand_families_with_windows(rate, **case):
     run_families(placement=hasty_placement(rate), **case)
 
 

@@ -8,6 +8,7 @@ from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.schedule.speculation import Speculation
 
 WRONG = -1
+MOST = 9  # tokens of a draft
 
 
 class RandomGuesses(Speculation):
@@ -20,7 +21,7 @@ class RandomGuesses(Speculation):
     """
 
     def __init__(self, rate, next_token, placement):
-        super().__init__(SpeculativeConfig(num_speculative_tokens=9), placement)
+        super().__init__(SpeculativeConfig(num_speculative_tokens=MOST), placement)
         for rows in (8, 8, 16):
             self.price.observe(0.1, rows, 8)  # rows cost nothing
         self._share, self._next_token, self._draw = rate, next_token, np.random.default_rng(0)

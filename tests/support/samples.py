@@ -79,9 +79,9 @@ def run(
     shapes = model.attends
     limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
     slots = limits.slots
-    footprint = footprint_for(
-        shapes, "float32", block_tokens_for(shapes, "float32"), 0, windowed=not (cache or guesses)
-    )
+    ahead = guesses.num_speculative_tokens if guesses else 0
+    block_tokens = block_tokens_for(shapes, "float32")
+    footprint = footprint_for(shapes, "float32", block_tokens, 0, windowed=not cache, lookahead=ahead)
     if cache:
         store = cache(shapes, slots * lanes)
         capacity = store.capacity_tokens
@@ -91,7 +91,8 @@ def run(
             "capacity_tokens": capacity,
             "max_sequences": slots * lanes,
             "state_tokens": 0,
-            "windowed": not guesses,
+            "windowed": True,
+            "lookahead": ahead,
         }
         store = open_layers(shapes, weights, kv_dtype="float32", **sizes)
     room, sink, feed, timeline = placement([capacity], footprint, lanes), Sink(), ListFeed(prompts), Timeline()

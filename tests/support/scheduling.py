@@ -23,7 +23,7 @@ from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.speculation import is_right
 from hpcdecode.schedule.step import Step
 from hpcdecode.system.timeline import Timeline
-from tests.support.random_guesses import RandomGuesses
+from tests.support.random_guesses import MOST, RandomGuesses
 
 
 class ListFeed:
@@ -89,7 +89,7 @@ class Machine:
     ):
         self.stops = stops or {}  # (line, sample, position) -> token
         footprint, capacity = (
-            footprint_for(shapes, "float32", block, 0, windowed=guesses is None),
+            footprint_for(shapes, "float32", block, 0, windowed=True, lookahead=0 if guesses is None else MOST),
             [c // block * block for c in capacity],
         )
         self.placement = placement(capacity, footprint, lanes, speeds, reach_of(shapes) if reach is None else reach)
@@ -100,7 +100,7 @@ class Machine:
         own = (feed, self.placement, limits, Stops(), swaps, guessed)
         self.schedulers = [Scheduler(lane, *own) for lane in range(lanes)]
         sizes = {"kv_dtype": "float32", "max_sequences": limits.slots * lanes, "block_tokens": block}
-        sizes["windowed"] = guesses is None
+        sizes |= {"windowed": True, "lookahead": 0 if guesses is None else MOST}
         self.stores = [open_kv_cache(shapes, capacity_tokens=c, **sizes) for c in capacity]
         self.parts = [
             AttentionWorker(store, [None], Timeline(), swap=tiers.open(store) if tiers else None)
