@@ -27,6 +27,7 @@ from hpcdecode.attention.torch_rows import k_spans, layer_bytes, turned, v_spans
 
 _GROUP_BYTES = 1 << 25  # of the rows that are read for a group of items on a GPU
 _CPU_GROUP_BYTES = 1 << 20
+_SCORED_GROUPS = 4  # as many that are scored at once: each has a dozen launches, for little work
 _PARTIAL_BYTES = 1 << 27  # of the results of a wave
 _MOST_ROWS = 2**31 - 1  # places are int32
 
@@ -170,7 +171,8 @@ class TorchKvCache:
         narrow = index_dtype(self.kv_dtype) == "bfloat16" and by.dtype == torch.bfloat16
         dtype = torch.bfloat16 if narrow else torch.float32
         columns = shape.indexer.heads + shape.indexer.dim if shape.indexer else 1
-        listed = list_rows(self._rows[layer], call, by, dtype, self._group(columns, torch.float32))
+        group = _SCORED_GROUPS * self._group(columns, torch.float32)
+        listed = list_rows(self._rows[layer], call, by, dtype, group)
         if not shape.compress_rate:
             self._choice = call, listed
         return listed

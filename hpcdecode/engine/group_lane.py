@@ -12,8 +12,8 @@ from torch import Tensor
 from hpcdecode.engine.model_inputs import ModelInputs, StepOrder
 from hpcdecode.engine.programs import Waiting, waiting
 from hpcdecode.model.run.bound_slice import MemberShare, Summed, alone
+from hpcdecode.model.run.head_input import LmHeadInput
 from hpcdecode.model.run.lm_head import Largest
-from hpcdecode.model.run.split_model import LmHeadInput
 from hpcdecode.mpi.wait import Waitable
 from hpcdecode.schedule.plan import Plan
 from hpcdecode.schedule.routes import Rotation

@@ -8,10 +8,10 @@ from hpcdecode.planning.cost import Cost
 from hpcdecode.planning.seen_tokens import Beyond, of_chunk, plus
 from hpcdecode.planning.simulated_feed import SimulatedFeed
 from hpcdecode.planning.simulated_lane import LaneWork, Prefilled, SimulatedLane
+from hpcdecode.requests.prefix import remaining
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.apart import PromptsApart
 from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.microbatch import remaining
 from hpcdecode.schedule.placement import Placement
 
 

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from hpcdecode.planning.largest_gap import DecodedSteps
 from hpcdecode.planning.seen_tokens import Beyond, of_chunk, plus
 from hpcdecode.planning.simulated_feed import SimulatedFeed
-from hpcdecode.requests.prefix import Prefix, new_key
+from hpcdecode.requests.prefix import Prefix, new_key, remaining
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.admission import Admission
 from hpcdecode.schedule.chunks import next_chunks, tokens_first
 from hpcdecode.schedule.limits import LaneLimits
-from hpcdecode.schedule.microbatch import remaining
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.slots import Slots
 

@@ -74,6 +74,11 @@ class KvHolder(Protocol):
         """Return the sequences that go on from its prompt."""
 
 
+def remaining(holder: KvHolder) -> int:
+    """Return the tokens that are not prefilled yet."""
+    return holder.prompt_length - holder.prefilled
+
+
 @dataclass(slots=True, eq=False)
 class Prefix:
     """A beginning that prompts of a lane share, in whole KV blocks. Their sequences have the same adapter, or none.

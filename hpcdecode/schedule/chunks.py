@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hpcdecode.requests.prefix import Prefix
+from hpcdecode.requests.prefix import Prefix, remaining
 from hpcdecode.requests.sequence import SequenceState
-from hpcdecode.schedule.microbatch import remaining
 from hpcdecode.schedule.step import Chunk
 
 Prompts = Sequence["SequenceState | Prefix"]  # that are prefilled: prefixes before those that begin with them

@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from hpcdecode.requests.prefix import KvHolder, Prefix
+from hpcdecode.requests.prefix import Prefix, remaining
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.limits import LaneLimits
 from hpcdecode.schedule.placement import Load, Placement, Trajectories, own_load
@@ -258,11 +258,6 @@ class MicroBatch:
     def _steps(self, tokens: int) -> int:
         """Return the fewest steps in which so many tokens are prefilled."""
         return ceil(tokens / (self.policy.prefill_tokens if self.busy else self.limits.prefill_tokens))
-
-
-def remaining(holder: KvHolder) -> int:
-    """Return the tokens that are not prefilled yet."""
-    return holder.prompt_length - holder.prefilled
 
 
 def _begins(sequence: SequenceState, prefix: Prefix) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcdecode.requests.prefix import Prefix
+from hpcdecode.requests.prefix import Prefix, remaining
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.spread import in_common
 
@@ -50,7 +50,7 @@ def note_shared(sequences: Iterable[SequenceState], new: Iterable[Prefix]) -> in
         sequences: that enter.
         new: prefixes that are prefilled for them.
     """
-    total, left = 0, {prefix.key: prefix.prompt_length - prefix.prefilled for prefix in new}
+    total, left = 0, {prefix.key: remaining(prefix) for prefix in new}
     for sequence in sequences:
         shared = sequence.prefilled - (left.pop(sequence.prefix.key, 0) if sequence.prefix else 0)
         request = sequence.request

@@ -82,13 +82,16 @@ def test_the_kv_cache_of_devices_takes_drafts(checkpoint, name):
             np.testing.assert_allclose(done[key].logprobs.chosen, sequence.logprobs.chosen, atol=1e-4)
 
 
-@pytest.mark.parametrize(("dtype", "kv_dtype"), [("bfloat16", None), ("bfloat16", "int4"), ("float32", "k8v4")])
-def test_data_types_and_fused_steps_change_nothing(checkpoint, dtype, kv_dtype):
-    prompts = [[5 + i * 7 % 30 for i in range(40 + 9 * row)] for row in range(3)]
+@pytest.mark.parametrize(
+    ("name", "dtype", "kv_dtype"),
+    [("llama3", "bfloat16", None), ("gemma3", "bfloat16", "int4"), ("llama3", "float32", "k8v4")],
+)
+def test_data_types_and_fused_steps_change_nothing(checkpoint, name, dtype, kv_dtype):
+    prompts = [[5 + i * 7 % 30 for i in range(40 + 70 * row)] for row in range(3)]
     params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
     outputs, options = [], {"dtype": dtype, "kv_dtype": kv_dtype, "kv_memory": "32M"}
     for speculative in (None, {"num_speculative_tokens": 6}):
-        llm = LLM(checkpoint("llama3"), speculative_config=speculative, **options)
+        llm = LLM(checkpoint(name), speculative_config=speculative, **options)
         with guessing("lookup", {}):
             outputs.append([o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)])
     assert [repr(o) for o in outputs[0]] == [repr(o) for o in outputs[1]]

@@ -14,8 +14,8 @@ from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.lower.stage import TokenRows
 from hpcdecode.model.run import lm_head as head
 from hpcdecode.model.run.bound_slice import alone
+from hpcdecode.model.run.head_input import LmHeadInput
 from hpcdecode.model.run.lm_head import Largest, LmHead
-from hpcdecode.model.run.split_model import LmHeadInput
 from tests.support.isas import use_isa
 
 DTYPES = [torch.float32, torch.bfloat16]

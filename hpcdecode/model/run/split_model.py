@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -25,7 +24,8 @@ from hpcdecode.model.lower.compile import Compiled, runnable
 from hpcdecode.model.lower.few_bits import NOTHING, Quantised
 from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
-from hpcdecode.model.run.lm_head import Largest, LmHead, cut_head
+from hpcdecode.model.run.head_input import BoundHead, LmHeadInput
+from hpcdecode.model.run.lm_head import cut_head
 from hpcdecode.model.run.mixers import SliceOutput, layer_shapes, recurrent_weights, with_weights
 from hpcdecode.model.run.recorder import Recorder
 from hpcdecode.model.run.values import Values, came_in
@@ -34,38 +34,6 @@ from hpcdecode.system.shared_memory import WeightMemory
 AUTO = "auto"
 Part = slice  # SplitModel has a method of that name
 _WHOLE = Part(None)
-
-
-class BoundHead(NamedTuple):
-    """The last stretch in two: what runs it up to its last GEMM, and that GEMM."""
-
-    before: BoundStretch
-    head: LmHead
-
-
-class LmHeadInput:
-    """Where the last slice ends for some tokens: their logits, or the largest of these, are left to compute.
-
-    Of a member of a group they are those of its part of the vocabulary.
-    """
-
-    def __init__(self, model: SplitModel, values: Sequence[Tensor], tokens: int):
-        self._model, self._values, self._tokens = model, values, tokens
-
-    @torch.inference_mode()
-    def logits(self) -> Tensor:
-        """Return the logits [L, vocab]."""
-        if self._tokens == 0:
-            return torch.empty(0, self._model.vocab_size, dtype=self._model.dtype, device=self._model.device)
-        return self._model.last_stretch.run(self._values)[0]
-
-    @torch.inference_mode()
-    def largest(self) -> Largest | None:
-        """Return each token's largest logit, or None if it cannot be found without computing most of them."""
-        head = self._model.head
-        if head is None or head.head.pauses():
-            return None
-        return head.head.largest(head.before.run(self._values)[0])
 
 
 class SplitModel:
@@ -238,9 +206,10 @@ class SplitModel:
         o, context = self._needed(o, context, part)
         inputs = self._inputs(-1, o, context)
         if len(o) == 0:
-            return LmHeadInput(self, inputs, 0)
+            none = torch.empty(0, self.vocab_size, dtype=self.dtype, device=self.device)
+            return LmHeadInput(self.last_stretch, self.head, inputs, none)
         values = yield from self._slices[len(self.attends)].up_to_last(inputs)
-        return LmHeadInput(self, values, len(o))
+        return LmHeadInput(self.last_stretch, self.head, values)
 
     def _needed(self, o: Tensor, context: tuple[Tensor, ...], part: Part) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return what the last slice takes, as if the tokens of this part whose logits are needed were all."""

@@ -1,0 +1,49 @@
+"""What the last slice brings to the LM head: logits are computed when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hpcdecode.model.run.bound_slice import BoundStretch
+from hpcdecode.model.run.lm_head import Largest, LmHead
+
+
+class BoundHead(NamedTuple):
+    """The last stretch in two: what runs it up to its last GEMM, and that GEMM."""
+
+    before: BoundStretch
+    head: LmHead
+
+
+class LmHeadInput:
+    """Where the last slice ends for some tokens: their logits, or the largest of these, are left to compute.
+
+    Of a member of a group they are those of its part of the vocabulary.
+
+    Args:
+        last: The stretch that ends with the logits.
+        head: The same in two, if the largest logit can be found without all of them.
+        values: What the stretch takes.
+        logits: Those of no tokens, if there are none.
+    """
+
+    def __init__(
+        self, last: BoundStretch, head: BoundHead | None, values: Sequence[Tensor], logits: Tensor | None = None
+    ):
+        self._last, self._head, self._values, self._logits = last, head, values, logits
+
+    @torch.inference_mode()
+    def logits(self) -> Tensor:
+        """Return the logits [L, vocab]."""
+        return self._last.run(self._values)[0] if self._logits is None else self._logits
+
+    @torch.inference_mode()
+    def largest(self) -> Largest | None:
+        """Return each token's largest logit, or None if it cannot be found without computing most of them."""
+        if self._head is None or self._head.head.pauses():
+            return None
+        return self._head.head.largest(self._head.before.run(self._values)[0])
