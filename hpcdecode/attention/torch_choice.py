@@ -70,7 +70,8 @@ class _ScoredRows(NamedTuple):
         rows: Their numbers in the call, int64 [n].
         units: Units to choose from, int32 [n, 1].
         queries: Row of every item, from the first of these, int32 [items].
-        numbers: Index keys of every item, int32 [items, CHUNK]; behind the last that its row sees the last one.
+        begins: First index key of every item, int32 [items, 1].
+        lasts: The last one that its row sees, int32 [items, 1].
         slots: Chunk of scores that every item writes, int64 [items]; that behind the last one if it is for nobody.
         chunks: Chunks of a row.
         group: Items of a group.
@@ -79,7 +80,8 @@ class _ScoredRows(NamedTuple):
     rows: Tensor
     units: Tensor
     queries: Tensor
-    numbers: Tensor
+    begins: Tensor
+    lasts: Tensor
     slots: Tensor
     chunks: int
     group: int
@@ -158,10 +160,10 @@ def _scored_wave(
     slots[:real] = queries[:real] * most + of_row[:real]
     first, last = of_row * torch_reads.CHUNK, keys[queries] - 1
     sent = to_device([rows, sight.units[rows], queries, slots, first, last], call.device)
-    number, units, of_item, of_slot, begins, ends = sent
-    numbers = begins[:, None] + torch.arange(torch_reads.CHUNK, dtype=torch.int32, device=call.device)
-    numbers = torch.minimum(numbers, ends[:, None])
-    return _ScoredRows(number.long(), units[:, None], of_item, numbers, of_slot.long(), most, group)
+    number, units, of_item, of_slot, begins, lasts = sent
+    return _ScoredRows(
+        number.long(), units[:, None], of_item, begins[:, None], lasts[:, None], of_slot.long(), most, group
+    )
 
 
 def _chosen(
@@ -185,9 +187,10 @@ def _scores(layer: StoredLayer, call: CallSequences, wave: _ScoredRows, by: Tens
     queries, weights = q.unflatten(1, (indexer.heads, indexer.dim)).to(dtype), weights.float()[:, None]
     lists = indexer.heads if indexer.local else 1
     room = torch.empty(len(by) * wave.chunks + 1, lists, torch_reads.CHUNK, device=call.device)
+    of_chunk = torch.arange(torch_reads.CHUNK, dtype=torch.int32, device=call.device)
     for begin in range(0, len(wave.queries), wave.group):
         own = slice(begin, begin + wave.group)
-        of_item, numbers = wave.queries[own], wave.numbers[own]
+        of_item, numbers = wave.queries[own], torch.minimum(wave.begins[own] + of_chunk, wave.lasts[own])
         sequences = _sequences(call).index_select(0, wave.rows.index_select(0, of_item))[:, None]
         places = _unit_places(call, sequences, numbers, key_tokens(layer.shape), layer.block_keys)
         keys = index.read(places.flatten(), dtype).view(*numbers.shape, indexer.dim)
