@@ -23,7 +23,7 @@ from hpcdecode.data.results.show import show
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend import cache
 from hpcdecode.system.model_path import demo_directory
-from tests.support.models import Attention, step
+from tests.support.steps import Attention, step
 
 ARCHIVE = Path(__file__).parent / "files/formats_of_0_1_0.tar.gz"
 FLAGS = ("rows.jsonl", "--model", "demo", "--kv-memory", "64M", "--batch", "4")

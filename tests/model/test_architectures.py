@@ -11,7 +11,8 @@ from hpcdecode.model import load_split
 from hpcdecode.model.frontend import cache, trace_file
 from hpcdecode.model.frontend.config import read_config
 from hpcdecode.model.frontend.trace import Trace, trace
-from tests.support.models import ARCHITECTURES, BOS, EOS, POSITIONS, VOCAB, WINDOW, Attention, save, step
+from tests.support.models import ARCHITECTURES, BOS, EOS, POSITIONS, VOCAB, WINDOW, save
+from tests.support.steps import Attention, step
 
 SEQUENCES = (150, 37, 1)  # tokens; the first is longer than the windows
 

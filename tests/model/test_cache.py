@@ -17,7 +17,7 @@ from hpcdecode.model.frontend import cache, trace_file
 from hpcdecode.model.frontend.sources import Sources
 from hpcdecode.system.model_path import demo_directory
 from tests.support.commands import run
-from tests.support.models import Attention, step
+from tests.support.steps import Attention, step
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from hpcdecode.model.run import load
 from hpcdecode.model.run.load import ModelPart, require_quantised
 from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.blocks import numbers_of, random_weight
-from tests.support.models import Attention, step
 from tests.support.packed_products import multiply
 from tests.support.quantised import forms
 from tests.support.recorders import as_on_a_device
+from tests.support.steps import Attention, step
 
 TOKENS = [(row, place, (17 * place + row) % 500 + 2) for row in range(2) for place in range(9)]
 SHAPES = ((70, 512), (32, 256), (1, 1280), (160, 2304))  # outputs and inputs; some panels and runs are not whole

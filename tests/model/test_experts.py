@@ -18,7 +18,7 @@ from hpcdecode.model.lower.experts import ExpertGemm
 from hpcdecode.model.lower.few_bits import FORMS
 from hpcdecode.model.lower.instruction import TYPES
 from tests.support.isas import OWN_GEMMS, use_isa
-from tests.support.models import Attention, step
+from tests.support.steps import Attention, step
 
 DTYPES = (torch.float32, torch.bfloat16)
 GATES = {Op.silu: functional.silu, Op.gelu_tanh: partial(functional.gelu, approximate="tanh")}

@@ -17,8 +17,8 @@ from hpcdecode.model.lower.few_bits import ALL_FORMS, FORMS
 from hpcdecode.model.lower.instruction import TYPES
 from hpcdecode.model.run.load import require_quantised
 from tests.support.isas import OWN_GEMMS, use_isa
-from tests.support.models import Attention, step
 from tests.support.packed_products import multiply
+from tests.support.steps import Attention, step
 
 DTYPES = (torch.bfloat16, torch.float32)
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])

@@ -13,8 +13,9 @@ from hpcdecode.model.frontend.gguf import checkpoint as gguf_checkpoint
 from hpcdecode.model.run.load import ModelPart
 from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.gguf_files import GPT_OSS, GPT_OSS_VALUES, write
-from tests.support.models import Attention, save, step
+from tests.support.models import save
 from tests.support.quantised import check_parts, forms
+from tests.support.steps import Attention, step
 
 UP = "blk.1.ffn_up_exps.weight"
 

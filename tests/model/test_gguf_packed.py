@@ -20,8 +20,9 @@ from tests.support.blocks import numbers_of, random_weight
 from tests.support.gguf_files import KINDS, write
 from tests.support.gguf_logits import expanded, multiply
 from tests.support.isas import OWN_GEMMS, use_isa
-from tests.support.models import SHAPE, Attention, save, step
+from tests.support.models import SHAPE, save
 from tests.support.quantised import forms
+from tests.support.steps import Attention, step
 
 TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
 DTYPES = (torch.bfloat16, torch.float32)

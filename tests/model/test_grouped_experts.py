@@ -41,8 +41,8 @@ from hpcdecode.model.run.load import ModelPart
 from tests.support.expert_cases import NEAR, Case, inputs_of, numbers
 from tests.support.graphs import example
 from tests.support.members import members_logits
-from tests.support.models import Attention, step
 from tests.support.parity import make_case
+from tests.support.steps import Attention, step
 
 MODELS = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
 INSIDE = {EXPERT_ORDER: expert_order, EXPERT_PRODUCT: expert_product, ROWS_BY_TOKEN: rows_by_token}

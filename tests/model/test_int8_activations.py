@@ -18,8 +18,8 @@ from hpcdecode.model.lower.few_bits import ALL_FORMS, BY_INT8
 from hpcdecode.model.run.load import require_int8_activations
 from tests.support.blocks import random_weight
 from tests.support.isas import OWN_GEMMS, use_isa
-from tests.support.models import Attention, step
 from tests.support.packed_products import multiply
+from tests.support.steps import Attention, step
 
 DTYPES = (torch.float32, torch.bfloat16)
 FORMS = tuple(BY_INT8)

@@ -14,7 +14,8 @@ from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.trace import Trace, export_kinds, read_program, trace
 from hpcdecode.model.run.split_model import SplitModel
-from tests.support.models import ARCHITECTURES, EXPERTS, LATENT, SHAPE, WINDOW, Attention, step
+from tests.support.models import ARCHITECTURES, EXPERTS, LATENT, SHAPE, WINDOW
+from tests.support.steps import Attention, step
 
 QUICK = ("llama3", "gpt2")
 S, F = "sliding_attention", "full_attention"

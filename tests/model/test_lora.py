@@ -18,8 +18,8 @@ from hpcdecode.model.lower import quantize
 from hpcdecode.model.run.load import ModelPart
 from tests.support.adapters import adapter, edit, state, theirs
 from tests.support.gguf_files import write
-from tests.support.models import Attention, step
 from tests.support.quantised import pair
+from tests.support.steps import Attention, step
 
 IDS = [5, 77, 300, 12, 9, 450, 33, 2]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]

@@ -13,7 +13,8 @@ from hpcdecode.model import load_split
 from hpcdecode.model.run.load import ModelPart
 from tests.support.adapters import ALL, EXPERTS, adapter, edit, state, theirs
 from tests.support.gguf_files import GPT_OSS, GPT_OSS_VALUES, SHAPE, write
-from tests.support.models import Attention, save, step
+from tests.support.models import save
+from tests.support.steps import Attention, step
 
 IDS = [5, 77, 300, 12, 9, 450, 33, 2]
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}

@@ -11,7 +11,7 @@ from hpcdecode.attention.shapes import LayerShape, state_bytes
 from hpcdecode.model import load_split
 from hpcdecode.model.frontend.elementwise import PIECE, steady
 from tests.support.hybrids import HYBRIDS
-from tests.support.models import Attention, step
+from tests.support.steps import Attention, step
 
 A, B = 70, 37  # tokens of two rows
 BATCHES = (

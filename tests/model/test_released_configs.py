@@ -15,7 +15,7 @@ import transformers
 
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.model import load_split
-from tests.support.models import Attention, step
+from tests.support.steps import Attention, step
 
 DEMO = Path(__file__).parents[2] / "jobs" / "demo" / "model"
 COMMON = dict(

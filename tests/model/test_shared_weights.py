@@ -13,8 +13,8 @@ from hpcdecode.model.frontend.quantization.plain import DequantisedTensor
 from hpcdecode.model.run import lm_head
 from hpcdecode.model.run.load import ModelPart
 from hpcdecode.system.shared_memory import SharedMemory
-from tests.support.models import Attention, step
 from tests.support.quantised import pair
+from tests.support.steps import Attention, step
 
 TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hpcdecode.model import load_split, render
-from tests.support.models import WINDOW, Attention, step
+from tests.support.models import WINDOW
+from tests.support.steps import Attention, step
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.few_bits import ALL_FORMS
 from hpcdecode.model.run.weight_size import weight_bytes
 from tests.support.isas import OWN_GEMMS, use_isa
-from tests.support.models import Attention, step
 from tests.support.packed_products import multiply
+from tests.support.steps import Attention, step
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENS = [(0, place, 7 * place % 500 + 2) for place in range(9)]

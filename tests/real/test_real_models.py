@@ -21,10 +21,10 @@ from hpcdecode.model import load_split
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.few_bits import BY_INT8
 from hpcdecode.schedule.draft_price import DraftPrice
-from tests.support.models import Attention, step
 from tests.support.parity import generated, greedy
 from tests.support.real_models import folder
 from tests.support.recorders import as_on_a_device
+from tests.support.steps import Attention, step
 
 MODELS = ("smol", "gemma")
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time there was a", "1, 2, 3, 4,", "Water")

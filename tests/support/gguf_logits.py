@@ -10,7 +10,7 @@ from hpcdecode.model import load_split
 from hpcdecode.model.lower import packed_weights
 from hpcdecode.model.lower.few_bits import ALL_FORMS
 from hpcdecode.model.lower.instruction import TYPES
-from tests.support.models import Attention, step
+from tests.support.steps import Attention, step
 
 IDS = [5, 77, 300, 12, 9, 450, 33, 2]
 

@@ -19,7 +19,8 @@ from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.run.bound_slice import together
 from hpcdecode.model.run.mixers import layer_shape, recurrent_weights
 from hpcdecode.model.run.split_model import SplitModel
-from tests.support.models import VOCAB, Attention
+from tests.support.models import VOCAB
+from tests.support.steps import Attention
 
 aten = torch.ops.aten
 TOKENS = 12

@@ -20,7 +20,7 @@ from hpcdecode.model.frontend.quantization import plain
 from hpcdecode.model.frontend.quantization.stated import read_scheme
 from hpcdecode.model.run.load import ModelPart
 from tests.support.gguf_logits import expanded
-from tests.support.models import Attention, step
+from tests.support.steps import Attention, step
 
 PROJECTIONS = re.compile(r"model\.layers\.\d+\..*proj\.weight")
 Stored = tuple[dict[str, Tensor], Tensor]  # tensors by what their keys end with, and the weight that they stand for

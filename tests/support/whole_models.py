@@ -9,7 +9,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hpcdecode.model import SplitModel
 from hpcdecode.model.frontend.architectures import model_class
-from tests.support.models import Attention, random_model, step
+from tests.support.models import random_model
+from tests.support.steps import Attention, step
 
 LENGTHS = (130, 37)  # tokens of the sequences; the first is longer than the windows
 
