@@ -33,7 +33,7 @@ from hpcdecode.engine.prefill_ranks import PrefillMember, prefill_copy, prefill_
 from hpcdecode.engine.programs import PlanOrder, Program, serve
 from hpcdecode.engine.room import limit_torch, measure_room, measure_speeds, prefix_bytes
 from hpcdecode.engine.s_rank import SRank
-from hpcdecode.engine.scale import Scale, choose_scales, rows_ahead, schedulers_of
+from hpcdecode.engine.scale import Scale, choose_scales, portion_of, rows_ahead, schedulers_of
 from hpcdecode.engine.setup import direct, load
 from hpcdecode.engine.survive import on_loss, work_on
 from hpcdecode.engine.work import Work
@@ -46,8 +46,8 @@ from hpcdecode.report.account import Account
 from hpcdecode.report.metrics import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.requests.stops import Stops
-from hpcdecode.schedule.policies import POLICIES
 from hpcdecode.schedule.routes import Rotation
+from hpcdecode.schedule.speculation import drafter_of
 from hpcdecode.system.signals import Signals
 from hpcdecode.system.timeline import Timeline
 
@@ -93,6 +93,7 @@ class Engine:
         self.comms: list[MPI.Intracomm] = []
         self._attention: AttentionWorker | None = None  # kept from run to run
         self._slots = 0  # that it has
+        self._drafter = drafter_of(options.speculative_config)
         self._work = Work()
         self._abandoned: list[Work] = []
 
@@ -239,8 +240,7 @@ class Engine:
             clients = Clients(desk, home_comm, [s.most for s in scales], on_loss(self, homes))
             return run_lead(self._make_s_rank(scale, desk), desk, signals, progress, clients)
         lanes = [batch * scale.growth for batch in scale.lanes]
-        injection = -(-scale.injection // len(lanes)) if POLICIES[self.options.schedule].by_portions else 0
-        remote = RemoteDesk(home_comm, self.tokenizer, lanes, injection, scale.live)
+        remote = RemoteDesk(home_comm, self.tokenizer, lanes, portion_of(self.options, scale), scale.live)
         run_remote(self._make_s_rank(scale, remote), remote, checkpoint_seconds)
         return True
 
@@ -271,14 +271,13 @@ class Engine:
         options, stops, prompts = self.options, self.stops, self._open_prompts()
         room = prefix_bytes(options, self.team, self.setup) // len(scale.lanes)
         shared = prompts.attention.tokens_in(room) if options.prefix_sharing else 0
-        schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops)
+        schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops, self._drafter)
         links = cast("Sequence[SLink]", self._work.links)
         grammars, told = self.tokenizer.grammars, desk.sampled if scale.live else None
-        groups = self._work.groups
-        apart = prefill_lanes(self.team.me, groups, self.model.device)
+        apart = prefill_lanes(self.team.me, self._work.groups, self.model.device)
         self._work.s_rank = SRank(
             *(self.model, links, schedulers, desk, stops, prompts, self.timeline, grammars),
-            *(() if apart else groups, told, options.max_gap, apart),
+            *(() if apart else self._work.groups, told, options.max_gap, apart),
         )
         return self._work.s_rank
 

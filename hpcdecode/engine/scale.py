@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from hpcdecode._ops_cpu import Drafter
 from hpcdecode.attention.reach import reach_of
 from hpcdecode.attention.shapes import recurrent_shapes
 from hpcdecode.config import EngineOptions
@@ -27,6 +28,7 @@ from hpcdecode.schedule.auto import (
 from hpcdecode.schedule.limits import LaneLimits, prefill_limit
 from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.policies import POLICIES
 from hpcdecode.schedule.scheduler import Scheduler
 from hpcdecode.schedule.speculation import Speculation
 from hpcdecode.schedule.spread import UNKNOWN, Spread, prefix_room, shared_by_pairs, spread_of
@@ -171,8 +173,20 @@ def placement_of(options: EngineOptions, team: Team, setup: Setup, lanes: int) -
     return placement_kind(options.admission)(capacity_of(options, team, group), footprint, lanes, speeds, reach)
 
 
+def portion_of(options: EngineOptions, scale: Scale) -> int:
+    """Return how many sequences enter a lane together, of a schedule that lets them in by portions; else 0."""
+    return -(-scale.injection // len(scale.lanes)) if POLICIES[options.schedule].by_portions else 0
+
+
 def schedulers_of(
-    options: EngineOptions, team: Team, setup: Setup, scale: Scale, prefix_tokens: int, feed: LaneSource, stops: Stops
+    options: EngineOptions,
+    team: Team,
+    setup: Setup,
+    scale: Scale,
+    prefix_tokens: int,
+    feed: LaneSource,
+    stops: Stops,
+    drafter: Drafter | None,
 ) -> list[Scheduler]:
     """Return the schedulers of this rank's lanes, which share a feed and its R-ranks' KV caches.
 
@@ -184,12 +198,13 @@ def schedulers_of(
         prefix_tokens: the most tokens of prefixes of a lane.
         feed: where rows come from.
         stops: what ends a sequence.
+        drafter: of the engine, which knows what was generated before.
     """
     placement = placement_of(options, team, setup, len(scale.lanes))
     prefixes = prefix_tokens, prefix_room(placement.capacity, len(scale.lanes))
     limits = [lane_limits(options, setup, batch, scale, *prefixes) for batch in scale.lanes]
     swaps = swaps_of(options, team, placement.footprint)
-    drafting = Speculation(options.speculative_config, placement)
+    drafting = Speculation(options.speculative_config, placement, drafter)
     return [
         Scheduler(lane, LaneFeed(feed, lane), placement, own, stops, swaps, drafting) for lane, own in enumerate(limits)
     ]

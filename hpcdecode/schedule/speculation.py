@@ -35,6 +35,7 @@ class Speculation:
     Args:
         config: How tokens are guessed; None guesses nothing.
         placement: Of the S-rank, which must have room for rows that come earlier than expected.
+        drafter: What is known of jobs before, as `drafter_of` makes it; None for nothing.
 
     Attributes:
         price: What rows cost.
@@ -42,10 +43,10 @@ class Speculation:
         confirmed: Those of them that were right.
     """
 
-    def __init__(self, config: SpeculativeConfig | None, placement: Placement):
+    def __init__(self, config: SpeculativeConfig | None, placement: Placement, drafter: Drafter | None = None):
         self.config, self.placement, self.price = config, placement, DraftPrice()
         self.drafted = self.confirmed = 0
-        self._drafter = None if config is None else _drafter(config)
+        self._drafter = drafter or drafter_of(config)
         self._settled: dict[int, list[SettledDraft]] = {}  # by lane
 
     def draft(self, sequences: Sequence[SequenceState]) -> None:
@@ -111,8 +112,10 @@ class Speculation:
         return tokens[: grammar.allowed(tokens)]
 
 
-def _drafter(config: SpeculativeConfig) -> Drafter:
-    """Return what looks up the last tokens of sequences."""
+def drafter_of(config: SpeculativeConfig | None) -> Drafter | None:
+    """Return what looks up the last tokens of sequences, and keeps what they generated; None without settings."""
+    if config is None:
+        return None
     if config.method == "ngram":
         return Drafter(config.prompt_lookup_min, config.prompt_lookup_max, outputs=0, least=0.0)
     outputs, least = config.suffix_decoding_max_cached_requests, config.suffix_decoding_min_token_prob

@@ -97,6 +97,20 @@ def test_data_types_and_fused_steps_change_nothing(checkpoint, name, dtype, kv_d
     assert [repr(o) for o in outputs[0]] == [repr(o) for o in outputs[1]]
 
 
+def test_what_calls_before_generated_is_guessed(checkpoint):
+    """Sampled rows with the seeds of the call before, whose prompts have nothing that repeats."""
+    llm = LLM(checkpoint("llama3"), dtype="float32", kv_memory="32M", speculative_config={"method": "suffix"})
+    prompts = [[11 * row + i for i in range(10)] for row in range(4)]
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=5, ignore_eos=True)
+    made, confirmed = [], []
+    for _ in range(3):
+        with guessing("lookup", {}):
+            made.append([o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)])
+        confirmed.append(llm._engine._work.s_rank.schedulers[0].speculation.confirmed)
+    assert made[0] == made[1] == made[2]
+    assert confirmed[0] < 40 and min(confirmed[1:]) > 100, confirmed
+
+
 def test_structured_outputs_and_stop_strings_end_where_they_should(checkpoint):
     made = []
     for speculative in (None, {"method": "ngram", "prompt_lookup_min": 1}):
