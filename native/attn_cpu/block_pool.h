@@ -43,9 +43,9 @@ class BlockPool : public BlockTable {
     void copy_block(int32_t from, int32_t to);  // within a layer, as the pages were placed last
     std::vector<Copy> take_copies() { return std::exchange(copies_, {}); }  // what `extend` has left to be copied
 
-    // Returns the first of the last `count` positions of a sequence that has a place at a layer.
-    int64_t first_written(int layer, int64_t length, int64_t count) const {
-        return std::max(length - count, first_held(layers_[layer].group, length) * block_tokens());
+    // Returns the first of the last `count` positions of a slot that has a place at a layer.
+    int64_t first_written(int layer, int slot, int64_t count) const {
+        return std::max(length(slot) - count, first_place(slot, layers_[layer].group) * block_tokens());
     }
 
     // Copies whole blocks of a slot, from the one on that it holds as number `first`, out of the arena or into it. In

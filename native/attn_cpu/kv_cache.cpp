@@ -90,7 +90,7 @@ AppendArgs KvCache::new_rows(const Call& call, const SequencePlan& s, int head, 
 
 void KvCache::write_rows(const Call& call, const SequencePlan& s, int head) {
     if (call.layout->entries > 0) return write_entries(call, s);
-    const AppendArgs own = new_rows(call, s, head, pool_.first_written(call.layer, s.length, s.count), s.length);
+    const AppendArgs own = new_rows(call, s, head, pool_.first_written(call.layer, s.slot, s.count), s.length);
     table_.append[static_cast<int>(pool_.type())](own);
     if (head > 0 || !call.layout->shape.has_indexer()) return;
     if (call.layout->shape.has_pools()) return write_index_keys(call, s, call.layout->shape.index_pool);

@@ -57,7 +57,7 @@ void KvItems::cut_appends() {
     std::vector<int64_t> bounds(pool.nodes() + 1, 0);
     for (int32_t i = 0; i < rows_.prompts; ++i) {
         const SequencePlan& s = appended_[i];
-        const int64_t first = pool.first_written(rows_.layer, s.length, s.count);
+        const int64_t first = pool.first_written(rows_.layer, s.slot, s.count);
         bytes_ += static_cast<int64_t>(static_cast<double>((s.length - first) * l.shape.kv_heads) * l.token_head_bytes);
         for (int64_t begin = first; begin < s.length;) {
             const int64_t end = std::min(s.length, (begin / kAppendTokens + 1) * kAppendTokens);
