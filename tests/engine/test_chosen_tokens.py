@@ -74,7 +74,13 @@ def test_prompts_attend_by_torch_as_on_a_gpu(checkpoint, name):
         np.testing.assert_allclose(on_gpu[key].logprobs.chosen, sequence.logprobs.chosen, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("deepseek_v32", "deepseek_v4", "glm5_next", "minimax_m3", "inkling2"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("glm_moe_dsa", "qwen4", "bloom")),
+    ],
+)
 def test_r_ranks_attend_by_torch_as_on_a_gpu(checkpoint, name):
     """The same tokens, but where two have almost the same logits; the same bits alone and in company."""
     model = load_split(checkpoint(name), dtype="float32")
