@@ -61,28 +61,16 @@ def open_kv_cache(
         ValueError: If an argument is bad.
         UserError: If the system maps no more memory.
     """
+    sizes = capacity_tokens, max_sequences, block_tokens
     if backend == "reference":
-        return ReferenceKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens)
+        return ReferenceKvCache(layers, kv_dtype, *sizes)
     if backend == "attn_cuda":
-        sizes = capacity_tokens, max_sequences, block_tokens
         return CudaKvCache(layers, kv_dtype, *sizes, device, windowed=windowed, lookahead=lookahead)
     if backend == "torch":
-        return TorchKvCache(layers, kv_dtype, capacity_tokens, max_sequences, block_tokens, device)
+        return TorchKvCache(layers, kv_dtype, *sizes, device)
     if backend != "attn_cpu":
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
-    return CpuKvCache(
-        layers,
-        kv_dtype,
-        capacity_tokens,
-        max_sequences,
-        block_tokens,
-        threads,
-        cpus,
-        nodes,
-        team,
-        windowed,
-        lookahead,
-    )
+    return CpuKvCache(layers, kv_dtype, *sizes, threads, cpus, nodes, team, windowed, lookahead)
 
 
 def open_layers(

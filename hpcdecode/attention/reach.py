@@ -65,7 +65,7 @@ def reach_of(layers: Sequence[MixerShape], state: float = 0.0) -> Reach:
     for s in attention_shapes(layers):
         each, chosen = _weight(s), s.indexer
         if chosen:
-            whole += _index_weight(s) / max(s.compress_rate, chosen.key_tokens)
+            whole += _index_weight(s) / s.key_tokens
         if s.compress_rate:
             entry = each / s.compress_rate
             windows[s.window or 1] += each

@@ -144,6 +144,11 @@ class LayerShape(msgspec.Struct, frozen=True, tag="attention"):
         return None if self.indexer is None else self.indexer.chooses_from
 
     @property
+    def key_tokens(self) -> int:
+        """Return how many tokens have one index key; 0 without an indexer."""
+        return 0 if self.indexer is None else self.compress_rate or self.indexer.key_tokens
+
+    @property
     def group(self) -> int:
         """Return the number of query heads that share one KV head."""
         return self.q_heads // self.kv_heads

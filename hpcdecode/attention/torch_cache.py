@@ -15,7 +15,6 @@ from torch import Tensor
 from hpcdecode.attention.base import DEFAULT_BLOCK_TOKENS, KV_DTYPES, LATENT_KV_DTYPES, FloatArray, IntArray, Matrix
 from hpcdecode.attention.block_table import BlockTable
 from hpcdecode.attention.clocks import clock_of
-from hpcdecode.attention.plain import index_dtype
 from hpcdecode.attention.quantized import CODES
 from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.torch_attend import Heads, attend_wave, biases_of
@@ -168,11 +167,9 @@ class TorchKvCache:
             if self._choice is None or self._choice[0] is not call:
                 raise ValueError("expected the layers whose choice this one takes to attend before it")
             return self._choice[1]
-        narrow = index_dtype(self.kv_dtype) == "bfloat16" and by.dtype == torch.bfloat16
-        dtype = torch.bfloat16 if narrow else torch.float32
         columns = shape.indexer.heads + shape.indexer.dim if shape.indexer else 1
         group = _SCORED_GROUPS * self._group(columns, torch.float32)
-        listed = list_rows(self._rows[layer], call, by, dtype, group)
+        listed = list_rows(self._rows[layer], call, by, self._products(by.dtype), group)
         if not shape.compress_rate:
             self._choice = call, listed
         return listed
@@ -211,7 +208,7 @@ class TorchKvCache:
         return self._profiles[layer]
 
     def _products(self, activations: torch.dtype) -> torch.dtype:
-        """Return the dtype of products: bfloat16 if nothing is lost that activations or codes have."""
+        """Return the dtype of products: bfloat16 if nothing is lost that activations, codes or index keys have."""
         narrow = activations == torch.bfloat16 and (self.kv_dtype == "bfloat16" or self.kv_dtype in CODES)
         return torch.bfloat16 if narrow else torch.float32
 

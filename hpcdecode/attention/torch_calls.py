@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,14 @@ from hpcdecode.attention.shapes import LayerShape
 from hpcdecode.attention.torch_reads import RowPlaces, Wave, to_device, waves
 
 T = TypeVar("T")
+
+
+class DeviceRows(NamedTuple):
+    """`RowPlaces` on the device, int32; blocks are one row of the table behind the other."""
+
+    sequences: Tensor
+    positions: Tensor
+    blocks: Tensor
 
 
 class CallSequences:
@@ -51,6 +59,12 @@ class CallSequences:
         if key not in self._kept:
             self._kept[key] = make()
         return cast("T", self._kept[key])
+
+    @property
+    def on_device(self) -> DeviceRows:
+        """Return where the rows lie, on the device."""
+        r, device = self.rows, self.device
+        return self.kept("rows", lambda: DeviceRows(*to_device([r.sequences, r.positions, r.blocks.ravel()], device)))
 
     def written(self, stride: int) -> Tensor:
         """Return the places of the rows, int64 [tokens]."""

@@ -18,7 +18,7 @@ from hpcdecode.attention import torch_reads
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from hpcdecode.attention.torch_attend import product
 from hpcdecode.attention.torch_calls import CallSequences
-from hpcdecode.attention.torch_layer import StoredLayer, key_tokens
+from hpcdecode.attention.torch_layer import StoredLayer
 from hpcdecode.attention.torch_reads import Longs, RowPlaces, Wave, to_device, waves
 
 _MOST_SCORES = 1 << 24  # of some rows at once, unless one has more
@@ -103,13 +103,17 @@ def list_rows(layer: StoredLayer, call: CallSequences, by: Tensor, dtype: torch.
     lists = shape.kv_heads if shape.indexer and shape.indexer.local else 1
     most = max(int(sight.chosen.max(initial=0)), 1)
     units = torch.arange(most, dtype=torch.int32, device=call.device).expand(call.tokens, lists, most)
-    if (indexer := shape.indexer) and (sight.units > sight.chosen).any():
-        units = units.contiguous()
-        key = "scored", *kind, group
-        for wave in call.kept(key, partial(_scored, call, sight, indexer, group)):
-            units[wave.rows] = _chosen(layer, call, wave, by, dtype, most)
-    places = _places(layer, call, sight, units)
-    return RowLists(places.flatten(0, 1), np.repeat(sight.counts, lists))
+
+    def listed() -> RowLists:
+        return RowLists(_places(layer, call, sight, units).flatten(0, 1), np.repeat(sight.counts, lists))
+
+    indexer = shape.indexer
+    if indexer is None or not (sight.units > sight.chosen).any():
+        return call.kept(("all", *kind, lists, layer.block_rows), listed)
+    units = units.contiguous()
+    for wave in call.kept(("scored", *kind, group), partial(_scored, call, sight, indexer, group)):
+        units[wave.rows] = _chosen(layer, call, wave, by, dtype, most)
+    return listed()
 
 
 def list_waves(call: CallSequences, listed: RowLists, group: int, most: int) -> list[Wave]:
@@ -191,8 +195,8 @@ def _scores(layer: StoredLayer, call: CallSequences, wave: _ScoredRows, by: Tens
     for begin in range(0, len(wave.queries), wave.group):
         own = slice(begin, begin + wave.group)
         of_item, numbers = wave.queries[own], torch.minimum(wave.begins[own] + of_chunk, wave.lasts[own])
-        sequences = _sequences(call).index_select(0, wave.rows.index_select(0, of_item))[:, None]
-        places = _unit_places(call, sequences, numbers, key_tokens(layer.shape), layer.block_keys)
+        sequences = call.on_device.sequences.index_select(0, wave.rows.index_select(0, of_item))[:, None]
+        places = _unit_places(call, sequences, numbers, layer.shape.key_tokens, layer.block_keys)
         keys = index.read(places.flatten(), dtype).view(*numbers.shape, indexer.dim)
         scores = product(queries.index_select(0, of_item), keys.transpose(1, 2))
         if not indexer.local:
@@ -221,7 +225,7 @@ def _places(layer: StoredLayer, call: CallSequences, sight: _Sight, units: Tenso
         lambda: [x[:, None, None] for x in to_device([sight.chosen * sight.each, sight.tail], call.device)],
     )
     of_units, tail = numbers
-    sequences, positions = _sequences(call)[:, None, None], _positions(call)[:, None, None]
+    sequences, positions = (x[:, None, None] for x in call.on_device[:2])
     at = torch.arange(int(sight.counts.max(initial=1)), dtype=torch.int32, device=call.device)
     among = (at // sight.each).clamp_max(units.shape[-1] - 1).expand(*units.shape[:2], -1)
     unit, in_units = units.gather(2, among.long()), at < of_units
@@ -238,19 +242,7 @@ def _unit_places(
     call: CallSequences, sequences: Tensor, units: Tensor, tokens: int, stride: int, first: int = 0
 ) -> Tensor:
     """Return the places of units of so many tokens, int32 as `units`; other arguments of `CallSequences.completed`."""
-    blocks, width = _blocks(call), call.rows.blocks.shape[1]
+    blocks, width = call.on_device.blocks, call.rows.blocks.shape[1]
     block = torch.clamp_max(((units + 1) * tokens - 1) // call.block_tokens, width - 1)
     ids = blocks.index_select(0, (sequences * width + block).flatten()).view_as(units)
     return ids * stride + first + units - block * call.block_tokens // tokens
-
-
-def _blocks(call: CallSequences) -> Tensor:
-    return call.kept("blocks", lambda: to_device([call.rows.blocks.ravel()], call.device)[0])
-
-
-def _sequences(call: CallSequences) -> Tensor:
-    return call.kept("sequences", lambda: to_device([call.rows.sequences], call.device)[0])
-
-
-def _positions(call: CallSequences) -> Tensor:
-    return call.kept("positions", lambda: to_device([call.rows.positions], call.device)[0])

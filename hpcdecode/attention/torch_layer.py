@@ -45,7 +45,7 @@ class StoredLayer:
             spans = v_spans(shape, kv_dtype)
             self.v = open_rows(blocks * block_tokens, heads, shape.v_dim, spans, kv_dtype, device)
             self._stores.append((self.v, block_tokens))
-        self.block_keys = units_of_block(key_tokens(shape), block_tokens)
+        self.block_keys = keys_of_block(shape, block_tokens)
         if self.block_keys and shape.indexer:
             name = index_dtype(kv_dtype)
             self.index = open_rows(blocks * self.block_keys, 1, shape.indexer.dim, [], name, device)
@@ -78,15 +78,13 @@ class StoredLayer:
             rows, places = call.completed(shape.compress_rate, self.block_rows, self._block_tokens)
             self.k.put(places, entry.index_select(0, rows).unflatten(1, (shape.kv_heads, -1)))
         if self.index is not None:
-            rows, places = call.completed(key_tokens(shape), self.block_keys)
+            rows, places = call.completed(shape.key_tokens, self.block_keys)
             self.index.put(places, key.index_select(0, rows).unsqueeze(1))
 
 
-def key_tokens(shape: LayerShape) -> int:
-    """Return how many tokens have one index key; 0 if the layer holds none."""
-    if shape.indexer is None or not shape.indexer.heads:
-        return 0
-    return shape.compress_rate or shape.indexer.key_tokens
+def keys_of_block(shape: LayerShape, block_tokens: int) -> int:
+    """Return the index keys of a block; none of a layer that takes what another chose."""
+    return units_of_block(shape.key_tokens, block_tokens) if shape.indexer and shape.indexer.heads else 0
 
 
 def units_of_block(tokens: int, block_tokens: int) -> int:
@@ -101,7 +99,7 @@ def rows_of_block(shape: LayerShape, block_tokens: int) -> int:
 
 def layer_block_bytes(shape: LayerShape, kv_dtype: str, block_tokens: int) -> int:
     """Return the bytes of a block of a layer."""
-    keys = units_of_block(key_tokens(shape), block_tokens)
+    keys = keys_of_block(shape, block_tokens)
     dim = shape.indexer.dim if shape.indexer else 0
     key_bytes = keys * dim * DTYPES[index_dtype(kv_dtype)].itemsize
     return rows_of_block(shape, block_tokens) * layer_bytes(shape, kv_dtype) + key_bytes

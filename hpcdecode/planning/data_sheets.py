@@ -25,7 +25,7 @@ from hpcdecode.planning.layer_work import (
     device_score_bytes,
     device_state_bytes,
     indexed,
-    kv_bytes,
+    key_bytes,
     most_chosen,
     of_member,
     on_kernels,
@@ -159,10 +159,8 @@ class _Reads:
 
     def score_seconds(self, layers: Sequence[MixerShape]) -> float:
         """Return what the index scores of a query and a cached token take. Keys are read once for all index heads."""
-        moved = kv_bytes(layers, self._kv_dtype) - kv_bytes(without_indexers(layers), self._kv_dtype)
-        if not self.all_by_kernels:
-            moved = device_score_bytes(layers, self._kv_dtype)
-        return self.longer(moved, score_flop(layers))
+        moved = key_bytes if self.all_by_kernels else device_score_bytes
+        return self.longer(moved(layers, self._kv_dtype), score_flop(layers))
 
     def longer(self, nbytes: float, flop: float) -> float:
         """Return the seconds for bytes, or for FLOP."""

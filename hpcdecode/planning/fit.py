@@ -21,7 +21,7 @@ from hpcdecode.planning.layer_work import (
     attend_flop,
     by_window,
     indexed,
-    kv_bytes,
+    key_bytes,
     most_chosen,
     read_bytes,
     score_flop,
@@ -139,9 +139,8 @@ def chosen_at_rate(cost: Cost, layers: Sequence[MixerShape], kv_dtype: str) -> C
     skipped, scored = (flop / attend_flop(layers) for flop in (attend_flop(choosing), score_flop(choosing)))
     skipped_cached, scored_cached = skipped, scored
     if not all(s.latent for s in choosing):
-        keys = kv_bytes(choosing, kv_dtype) - kv_bytes(without_indexers(choosing), kv_dtype)
         every, own = (read_bytes(without_indexers(some), kv_dtype) for some in (layers, choosing))
-        skipped_cached, scored_cached = own / every, max(keys / every, scored)
+        skipped_cached, scored_cached = own / every, max(key_bytes(choosing, kv_dtype) / every, scored)
     return ChosenTokens(
         most=most_chosen(choosing),
         skipped_seconds_per_cached_token=skipped_cached * cost.attend_seconds_per_cached_token,

@@ -43,10 +43,12 @@ def device_kv_bytes(layers: Sequence[MixerShape], kv_dtype: str, *, kernels: boo
 
 def device_score_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
     """Return the bytes that torch's operations move on a GPU to score one cached token, and to choose."""
-    scored = ((s.indexer, max(s.compress_rate, s.indexer.key_tokens)) for s in indexed(layers) if s.indexer)
-    of_heads = sum((4 * _INDEX_PASSES * own.heads + _CHOICE_BYTES * bool(own.heads)) / rate for own, rate in scored)
-    keys = kv_bytes(layers, kv_dtype) - kv_bytes(without_indexers(layers), kv_dtype)
-    return _KV_PASSES * keys + of_heads
+    of_heads = sum(
+        (4 * _INDEX_PASSES * s.indexer.heads + _CHOICE_BYTES * bool(s.indexer.heads)) / s.key_tokens
+        for s in indexed(layers)
+        if s.indexer
+    )
+    return _KV_PASSES * key_bytes(layers, kv_dtype) + of_heads
 
 
 def on_kernels(layers: Sequence[MixerShape], kv_dtype: str) -> bool:
@@ -81,6 +83,11 @@ def kv_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
     """Return the stored bytes of a token of those layers that attend, scales and padding included."""
     attend = attention_shapes(layers)
     return bytes_per_token(attend, kv_dtype) if attend else 0.0
+
+
+def key_bytes(layers: Sequence[MixerShape], kv_dtype: str) -> float:
+    """Return the stored bytes of a token's index keys."""
+    return kv_bytes(layers, kv_dtype) - kv_bytes(without_indexers(layers), kv_dtype)
 
 
 def read_bytes(layers: Iterable[MixerShape], kv_dtype: str) -> float:
@@ -125,8 +132,7 @@ def indexed(layers: Iterable[MixerShape]) -> list[LayerShape]:
 
 def score_flop(layers: Iterable[MixerShape]) -> float:
     """Return the FLOP of the index scores of one query and one cached token: q.k and its weight, all index heads."""
-    scored = ((s.indexer, max(s.compress_rate, s.indexer.key_tokens)) for s in indexed(layers) if s.indexer)
-    return sum(2 * own.heads * (own.dim + 1) / rate for own, rate in scored)
+    return sum(2 * s.indexer.heads * (s.indexer.dim + 1) / s.key_tokens for s in indexed(layers) if s.indexer)
 
 
 def most_chosen(layers: Iterable[MixerShape]) -> int:
