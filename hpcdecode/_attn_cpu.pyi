@@ -630,6 +630,7 @@ class StateStore:
         nodes: Sequence[int],
         team: bool,
         beside: KvCache | None,
+        lookahead: int,
     ) -> None:
         """Reserve the address space of the states; memory is touched when a slot opens.
 
@@ -646,6 +647,7 @@ class StateStore:
             nodes: NUMA node of each of cpus, or an empty list.
             team: True to run on the process's OpenMP threads.
             beside: KV cache whose threads and nodes are used in place of threads, cpus, nodes and team, or None.
+            lookahead: Tokens by which slots may be truncated.
 
         Raises:
             RuntimeError: If the system maps no more memory.
@@ -673,6 +675,13 @@ class StateStore:
 
     def fork(self, src: int, dst: int) -> None:
         """Open slot dst with a copy of all that slot src has."""
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop the last tokens of a slot: up to `lookahead` of those that came with one call, but for its first.
+
+        Raises:
+            ValueError: If one of them is in the slot's states.
+        """
 
     def length(self, slot: int) -> int:
         """Return the number of tokens that an open slot has had."""
@@ -715,7 +724,7 @@ class StateStore:
     def isa(self) -> str:
         """Name of the instruction set in use."""
 
-def state_bytes(layers: Sequence[RecurrentShape], dtype: str, state_dtype: str, isa: str) -> int:
+def state_bytes(layers: Sequence[RecurrentShape], dtype: str, state_dtype: str, isa: str, lookahead: int) -> int:
     """Return the bytes that a StateStore reserves for a sequence."""
 
 class StepAttention:

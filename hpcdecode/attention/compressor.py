@@ -32,6 +32,11 @@ class Compressor:
         self._states = torch.zeros(states, 3 if shape.overlaps else 1, 3, shape.heads, device=device)
         self._seen = torch.zeros(states, dtype=torch.int64, device=device)  # tokens
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all that it keeps, by place."""
+        return self._states, self._seen
+
     def clear(self, places: Tensor) -> None:
         """Let sequences begin; places: int64 [n]."""
         self._states.index_fill_(0, places, 0.0)

@@ -60,6 +60,7 @@ class CpuStateStore:
                 nodes_of(cpus),
                 team,
                 shared,
+                layers[0].lookahead,
             )
         except RuntimeError as error:  # the system maps no more memory
             raise UserError(f"{error}: lower --batch, or give the process more memory") from error
@@ -69,6 +70,7 @@ class CpuStateStore:
         self.run = native.run
         self.release = native.release
         self.fork = native.fork
+        self.truncate = native.truncate
         self.length = native.length
         self.check = native.check
         self.rewrite_seconds = native.rewrite_seconds
@@ -104,4 +106,7 @@ def reserved_bytes(layers: Sequence[RecurrentShape]) -> int:
     forced = os.environ.get("HPCDECODE_ISA", "")
     if not layers:
         return 0
-    return _attn_cpu.state_bytes(native_recurrent(layers), row_dtype(layers), layers[0].state_dtype, forced)
+    first = layers[0]
+    return _attn_cpu.state_bytes(
+        native_recurrent(layers), row_dtype(layers), first.state_dtype, forced, first.lookahead
+    )

@@ -41,13 +41,7 @@ class CudaLayerStates(LayerStates):
         )
 
     def advance(self, call: StateCall, rows: Tensor, out: Tensor) -> None:
-        """Advance sequences by their tokens, as `StateStore.run`.
-
-        Args:
-            call: The sequences.
-            rows: [q | k | v | decay | beta] of the tokens, [T, row_columns].
-            out: Result, [T, out_columns]; overwritten.
-        """
+        """Advance sequences by their tokens, as `LayerStates.advance`."""
         shape, inputs = self.shape, None
         if shape.taps and shape.k_dim:
             inputs = torch.empty(len(rows), shape.channels, device=self._device)

@@ -19,8 +19,10 @@ from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeight
 from hpcdecode.attention.shapes import state_bytes
 from hpcdecode.attention.state_calls import StateCall
 from hpcdecode.attention.state_slots import StateSlots
+from hpcdecode.attention.states_ahead import CallAhead, HeldRows
 from hpcdecode.attention.torch_reads import to_device
 
+_CALLS = 64  # that stay on the device
 _GROUP_BYTES = 1 << 28  # of the states of a layer that torch's operations advance at once
 
 
@@ -60,16 +62,18 @@ class DeviceStateStore:
             raise ValueError(f"weights: expected those of {len(layers)} layers, at least one, got {len(weights)}")
         self.layers, self.device = tuple(layers), torch.device(device)
         self.state_bytes = state_bytes(layers)
-        self._slots = StateSlots(len(layers), max_sequences, states)
+        self._lookahead = layers[0].lookahead
+        self._slots = StateSlots(len(layers), max_sequences, states, self._lookahead)
         self._layers = [
             _layer(shape, own, states, self.device, by_kernels) for shape, own in zip(layers, weights, strict=True)
         ]
-        self.length, self.check = self._slots.length, self._slots.check
+        self._held = [HeldRows(shape, states, self.device) for shape in layers] if self._lookahead else []
+        self.length, self.check, self.truncate = self._slots.length, self._slots.check, self._slots.truncate
         self.bytes_moved = 0
         self._clock = clock_of(self.device)
         largest = max(4 * shape.numbers for shape in layers)
         self._most = max(_GROUP_BYTES // max(largest, 1), 1)
-        self._calls: dict[tuple[bytes, bytes], StateCall] = {}
+        self._calls: dict[tuple[bytes, ...], StateCall | CallAhead] = {}
         self._version = 0
 
     @property
@@ -97,8 +101,12 @@ class DeviceStateStore:
         """Advance the states of a layer, as `StateStore.run`."""
         own, new = self._slots.due(layer, slots, counts)
         self._require(layer, int(new.sum()), rows, out)
+        call = self._call(layer, own, new)
         with self._clock:
-            self._layers[layer].advance(self._call(own, new), rows, out)
+            if isinstance(call, CallAhead):
+                call.advance(self._layers[layer], self._held[layer], rows, out)
+            else:
+                self._layers[layer].advance(call, rows, out)
         self._slots.advance(layer, own, new)
         self.bytes_moved += 2 * self.layers[layer].state_bytes * len(own)
 
@@ -110,18 +118,22 @@ class DeviceStateStore:
     def fork(self, src: int, dst: int) -> None:
         """Open slot dst with a copy of what src holds, as `StateStore.fork`."""
         source, target = self._slots.fork(src, dst)
-        for layer in self._layers:
+        for layer in (*self._layers, *self._held):
             layer.copy(source, target)
 
-    def _call(self, slots: NDArray[np.int32], counts: NDArray[np.int32]) -> StateCall:
+    def _call(self, layer: int, slots: NDArray[np.int32], counts: NDArray[np.int32]) -> StateCall | CallAhead:
         """Return how these sequences advance, which stays on the device until slots open or close."""
-        if self._version != self._slots.version:
+        if self._version != self._slots.version or len(self._calls) > _CALLS:
             self._calls.clear()
             self._version = self._slots.version
-        key = slots.tobytes(), counts.tobytes()
+        held, ahead = self._slots.held(layer, slots), self._slots.droppable(counts)
+        key = slots.tobytes(), counts.tobytes(), held.tobytes()
         if key not in self._calls:
-            taps, begins = [shape.taps for shape in self.layers], np.cumsum(counts) - counts
-            self._calls[key] = StateCall(self._slots.places(slots), counts, begins, taps, self._most, self.device)
+            places, about = self._slots.places(slots), ([shape.taps for shape in self.layers], self._most, self.device)
+            if held.any() or ahead.any():
+                self._calls[key] = CallAhead(places, counts, ahead, held, self._lookahead, *about)
+            else:
+                self._calls[key] = StateCall(places, counts, np.cumsum(counts) - counts, *about)
         return self._calls[key]
 
     def _require(self, layer: int, tokens: int, rows: Tensor, out: Tensor) -> None:

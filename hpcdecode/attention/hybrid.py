@@ -119,8 +119,14 @@ class HybridKvCache:
         self._open.add(dst)
 
     def truncate(self, slot: int, length: int) -> None:
-        """Raise ValueError: a state cannot go back."""
-        raise ValueError("a recurrent state cannot be truncated; release the slot and begin anew")
+        """Drop the last tokens of a slot: of those that came with one `extend`, all but the first at most.
+
+        Raises:
+            ValueError: If one of them is in its states, which have a `lookahead`.
+        """
+        self.states.truncate(slot, length)
+        if self.kv_cache is not None:
+            self.kv_cache.truncate(slot, length)
 
     def length(self, slot: int) -> int:
         """Return the number of tokens that an open slot has seen."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hpcdecode.attention.recurrent_shapes import RecurrentShape, RecurrentWeights
+from hpcdecode.attention.state_calls import StateCall
 
 
 class LayerStates:
@@ -41,6 +42,21 @@ class LayerStates:
         size = (shape.k_dim, shape.heads, shape.v_dim) if by_row else (shape.heads, shape.k_dim, shape.v_dim)
         self._windows = torch.zeros(places, max(shape.taps - 1, 0), shape.channels, device=device)
         self._states = torch.zeros(places, *size, dtype=kept, device=device)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all that it keeps, by place."""
+        return self._windows, self._states
+
+    def advance(self, call: StateCall, rows: Tensor, out: Tensor) -> None:
+        """Advance sequences by their tokens, as `StateStore.run`.
+
+        Args:
+            call: The sequences.
+            rows: [q | k | v | decay | beta] of the tokens, [T, row_columns].
+            out: Result, [T, out_columns]; overwritten.
+        """
+        raise NotImplementedError
 
     def clear(self, places: Tensor) -> None:
         """Let sequences begin; places: int64 [n]."""

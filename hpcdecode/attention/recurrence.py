@@ -21,7 +21,7 @@ class TorchLayerStates(LayerStates):
     """
 
     def advance(self, call: StateCall, rows: Tensor, out: Tensor) -> None:
-        """Advance sequences by their tokens, as `CudaLayerStates.advance`."""
+        """Advance sequences by their tokens, as `LayerStates.advance`."""
         call.by_steps(rows, out, self._advanced)
 
     def _advanced(self, steps: TorchSteps, rows: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
         compress_rate: Tokens of a window of a compressor; 0 for none.
         overlaps: True if each mean is over the window before, too: rows then have two values and gates a channel, first
             those that the next window's mean takes, behind them those of its own.
+        lookahead: Tokens by which sequences may be truncated: rows of so many are kept beside the state.
     """
 
     heads: int
@@ -59,6 +60,7 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
     state_dtype: str = "float32"
     compress_rate: int = 0
     overlaps: bool = False
+    lookahead: int = 0
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -88,8 +90,9 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes that a sequence's state takes, that of the convolution included."""
-        return _FLOAT * max(self.taps - 1, 0) * self.channels + self.number_bytes * self.numbers
+        """Return the bytes that a sequence's state takes, with what the convolution reads and rows that are kept."""
+        rows = self.lookahead * self.row_columns * self.element_bytes
+        return _FLOAT * max(self.taps - 1, 0) * self.channels + self.number_bytes * self.numbers + rows
 
     @property
     def numbers(self) -> int:

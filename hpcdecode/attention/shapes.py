@@ -228,9 +228,16 @@ def recurrent_shapes(shapes: Sequence[MixerShape]) -> list[RecurrentShape]:
     return [s for s in shapes if isinstance(s, RecurrentShape)]
 
 
-def with_states_as(shapes: Sequence[MixerShape], state_dtype: str) -> list[MixerShape]:
-    """Return the shapes of layers whose states are kept as `state_dtype`, one of STATE_DTYPES."""
-    return [replace(s, state_dtype=state_dtype) if isinstance(s, RecurrentShape) else s for s in shapes]
+def with_states_as(shapes: Sequence[MixerShape], state_dtype: str, lookahead: int = 0) -> list[MixerShape]:
+    """Return the shapes of layers whose states are kept in a data type, so that sequences may be truncated.
+
+    Args:
+        shapes: Shapes of all layers.
+        state_dtype: Data type of states, one of STATE_DTYPES.
+        lookahead: Tokens by which sequences may be truncated.
+    """
+    kept = {"state_dtype": state_dtype, "lookahead": lookahead}
+    return [replace(s, **kept) if isinstance(s, RecurrentShape) else s for s in shapes]
 
 
 def state_dtype_of(shapes: Sequence[MixerShape]) -> str:

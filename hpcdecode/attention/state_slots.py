@@ -16,6 +16,7 @@ class StateSlots:
         layers: Number of layers.
         max_sequences: Slots are 0 to max_sequences - 1.
         states: Number of places.
+        lookahead: Tokens by which slots may be truncated.
 
     Attributes:
         version: Changes when a slot opens or closes.
@@ -24,15 +25,16 @@ class StateSlots:
         ValueError: If an argument is bad.
     """
 
-    def __init__(self, layers: int, max_sequences: int, states: int) -> None:
+    def __init__(self, layers: int, max_sequences: int, states: int, lookahead: int = 0) -> None:
         for name, size in (("max_sequences", max_sequences), ("states", states)):
             if size < 1:
                 raise ValueError(f"{name}: expected at least 1, got {size}")
         self.version = 0
-        self._states = states
+        self._states, self._lookahead = states, lookahead
         self._places = np.full(max_sequences, -1)  # -1: not open
         self._lengths = np.zeros(max_sequences, np.int64)
         self._seen = np.zeros((layers, max_sequences), np.int64)  # tokens that a layer has advanced by
+        self._held = np.zeros((layers, max_sequences), np.int64)  # those of them that are not in its state
         self._free = list(range(states - 1, -1, -1))
 
     @property
@@ -81,6 +83,30 @@ class StateSlots:
     def advance(self, layer: int, slots: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
         """Count what a layer has advanced by."""
         self._seen[layer, slots] += counts
+        some = counts > 0
+        self._held[layer, slots[some]] = self.droppable(counts[some])
+
+    def held(self, layer: int, slots: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return how many of the tokens that a layer has seen are not in its states."""
+        held: NDArray[np.int64] = self._held[layer, slots]
+        return held
+
+    def droppable(self, counts: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return how many of the tokens of a call may be dropped again; the first is known to be right."""
+        return np.clip(counts - 1, 0, self._lookahead)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop the last tokens of a slot, as `StateStore.truncate`."""
+        self._require_open(slot)
+        dropped = int(self._lengths[slot]) - length
+        if not 0 <= dropped <= self._held[:, slot].min():
+            raise ValueError(
+                f"slot {slot}: cannot truncate length {self._lengths[slot]} to {length}: "
+                f"{self._lengths[slot] - self._held[:, slot].min()} tokens are in its states"
+            )
+        self._lengths[slot] = length
+        for of_layers in (self._seen, self._held):
+            of_layers[:, slot] -= dropped
 
     def release(self, slots: IntArray) -> None:
         """Close slots."""
@@ -102,7 +128,9 @@ class StateSlots:
         if not self._free:
             raise KvCapacityError(f"recurrent states: 1 needed, 0 free of {self._states}; lower the batch")
         self._open(dst)
-        self._lengths[dst], self._seen[:, dst] = self._lengths[src], self._seen[:, src]
+        self._lengths[dst] = self._lengths[src]
+        for of_layers in (self._seen, self._held):
+            of_layers[:, dst] = of_layers[:, src]
         return int(self._places[src]), int(self._places[dst])
 
     def places(self, slots: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -122,7 +150,7 @@ class StateSlots:
 
     def _open(self, slot: int) -> None:
         self._places[slot] = self._free.pop()
-        self._seen[:, slot] = 0
+        self._seen[:, slot] = self._held[:, slot] = 0
         self.version += 1
 
     def _sequences(self, slots: IntArray, counts: IntArray) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

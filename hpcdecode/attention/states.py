@@ -59,6 +59,13 @@ class StateStore(Protocol):
     def fork(self, src: int, dst: int) -> None:
         """Open slot dst with a copy of what src holds."""
 
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop the last tokens of a slot: of those that came with one `extend`, all but the first at most.
+
+        Raises:
+            ValueError: If they are more than the `lookahead` of the layers' shapes.
+        """
+
     def length(self, slot: int) -> int:
         """Return the number of tokens that an open slot has seen."""
 
@@ -92,6 +99,9 @@ class ReferenceStateStore:
         self._lengths: dict[int, int] = {}
         self._windows: dict[tuple[int, int], Tensor] = {}  # by layer and slot
         self._states: dict[tuple[int, int], Tensor] = {}
+        self._before: dict[
+            tuple[int, int], list[tuple[Tensor, Tensor]]
+        ] = {}  # windows and states, one token earlier each
 
     @property
     def open_slots(self) -> int:
@@ -113,6 +123,7 @@ class ReferenceStateStore:
             window = kept if shape.compress_rate else (max(shape.taps - 1, 0), shape.channels)
             self._windows[i, slot] = torch.zeros(window, dtype=self.dtype)
             self._states[i, slot] = torch.zeros(shape.heads, shape.k_dim, shape.v_dim, dtype=self.dtype)
+            self._before[i, slot] = []
 
     def run(self, layer: int, slots: IntArray, counts: IntArray, rows: Tensor, out: Tensor) -> None:
         """Advance the states of a layer, as `StateStore.run`."""
@@ -121,11 +132,28 @@ class ReferenceStateStore:
         for slot, count in _pairs(slots, counts):
             begin = self.length(slot) - count - first
             for t in range(first, first + count):
+                self._remember(layer, slot)
                 of_token = self._compressed if self.layers[layer].compress_rate else self._token
                 out[t] = of_token(layer, slot, rows[t].contiguous(), begin + t).to(out.dtype)
             first += count
             self.bytes_moved += 2 * self.layers[layer].state_bytes
         self.run_seconds += time.perf_counter() - begun
+
+    def _remember(self, layer: int, slot: int) -> None:
+        before, most = self._before[layer, slot], self.layers[layer].lookahead
+        before.append((self._windows[layer, slot].clone(), self._states[layer, slot]))
+        del before[: max(len(before) - most, 0)]
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop tokens, as `StateStore.truncate`."""
+        if not (dropped := self.length(slot) - length):
+            return
+        for i, shape in enumerate(self.layers):
+            if not 0 < dropped <= min(shape.lookahead, len(self._before[i, slot])):
+                raise ValueError(f"slot {slot}: cannot truncate length {self.length(slot)} to {length}")
+            self._windows[i, slot], self._states[i, slot] = self._before[i, slot][-dropped]
+            del self._before[i, slot][-dropped:]
+        self._lengths[slot] = length
 
     def _compressed(self, layer: int, slot: int, row: Tensor, position: int) -> Tensor:
         """Return the mean that a compressor has as of a token."""
@@ -202,7 +230,7 @@ class ReferenceStateStore:
             self.length(slot)
             del self._lengths[slot]
             for i in range(len(self.layers)):
-                del self._windows[i, slot], self._states[i, slot]
+                del self._windows[i, slot], self._states[i, slot], self._before[i, slot]
 
     def fork(self, src: int, dst: int) -> None:
         """Open slot dst, as `StateStore.fork`."""
@@ -211,6 +239,7 @@ class ReferenceStateStore:
         self._lengths[dst] = self.length(src)
         for held in (self._windows, self._states):
             held.update({(i, dst): held[i, src].clone() for i in range(len(self.layers))})
+        self._before.update({(i, dst): list(self._before[i, src]) for i in range(len(self.layers))})
 
     def length(self, slot: int) -> int:
         """Return the number of tokens that an open slot has seen."""

@@ -74,6 +74,7 @@ def opened(layer: RecurrentShape, sequences: int, threads: int) -> StateStore:
         [],
         False,
         None,
+        layer.lookahead,
     )
 
 

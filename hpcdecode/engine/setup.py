@@ -17,7 +17,6 @@ from hpcdecode.attention.shapes import (
     MixerShape,
     attention_shapes,
     chooses_tokens,
-    recurrent_shapes,
     with_states_as,
 )
 from hpcdecode.attention.sizes import block_tokens_for, footprint_for, state_tokens_for
@@ -186,8 +185,6 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
         check_kv_dtype(options.kv_dtype, loaded.attends)
         if model is not None and not runs_indexers(options, team):
             require_all_tokens(loaded.attends)
-        if options.speculative_config:
-            require_truncation(loaded.attends)
         partition_of(options, team.pool).check(loaded.attends)
         return Loaded(loaded, tokenizer)
 
@@ -232,17 +229,6 @@ def _trace_once(options: EngineOptions, team: Team, *, loaded: bool) -> None:
     team.gather_all(0, int)
 
 
-def require_truncation(shapes: Sequence[MixerShape]) -> None:
-    """Raise UserError if what KV caches keep of a model's tokens cannot be dropped again."""
-    pooled = [s for s in attention_shapes(shapes) if s.compress_rate or (s.indexer and s.indexer.key_tokens > 1)]
-    if kept := len(recurrent_shapes(shapes)) + len(pooled):
-        raise UserError(
-            "--speculative-config: expected a model whose layers all attend to K and V of tokens, which can be dropped "
-            f"if a guess was wrong; {kept} of its {len(shapes)} layers keep a state, or what several tokens are "
-            "compressed to; leave it out"
-        )
-
-
 def together(team: Team, action: Callable[[], T]) -> T:
     """Return what `action` returns on this rank; raise the UserError of any rank on every rank.
 
@@ -266,7 +252,7 @@ def _describe(options: EngineOptions, loaded: Loaded, members: Sequence[MemberPa
     model = loaded.model
     dtype = str(model.dtype).removeprefix("torch.")
     kv_dtype = options.kv_dtype or dtype
-    shapes = with_states_as(model.attends, options.mamba_ssm_cache_dtype or "float32")
+    shapes = with_states_as(model.attends, options.mamba_ssm_cache_dtype or "float32", lookahead_of(options))
     for i, bias in (item for part in members for item in part.biases.items()):
         shapes[i] = msgspec.structs.replace(shapes[i], bias=bias)
     block_tokens = block_tokens_for(shapes, kv_dtype)

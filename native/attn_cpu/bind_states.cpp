@@ -79,19 +79,20 @@ Bad arguments raise ValueError or TypeError before anything changes.)")
             "__init__",
             [](StateStore* s, const std::vector<RecurrentShape>& layers, nb::sequence weights, const std::string& dtype,
                const std::string& state_dtype, int max_sequences, int threads, const std::vector<int>& cpus,
-               const std::string& isa, const std::vector<int>& nodes, bool team, const KvCache* beside) {
+               const std::string& isa, const std::vector<int>& nodes, bool team, const KvCache* beside, int lookahead) {
                 const StateTypes types{parse_act_type(dtype), parse_act_type(state_dtype)};
                 new (s) StateStore(layers, read_weights(weights, layers),
-                                   {types, max_sequences, threads, cpus, isa, nodes, team, beside});
+                                   {types, max_sequences, threads, cpus, isa, nodes, team, beside, lookahead});
             },
             nb::arg("layers"), nb::arg("weights"), nb::arg("dtype"), nb::arg("state_dtype"), nb::arg("max_sequences"),
             nb::arg("threads"), nb::arg("cpus"), nb::arg("isa"), nb::arg("nodes"), nb::arg("team"),
-            nb::arg("beside").none(),
-            nb::sig("def __init__(self, layers: collections.abc.Sequence[RecurrentShape], weights: "
-                    "collections.abc.Sequence[tuple[_Matrix | None, _Floats | None, _Floats | None, _Floats | None]], "
-                    "dtype: str, state_dtype: str, max_sequences: int, threads: int, cpus: "
-                    "collections.abc.Sequence[int], isa: str, "
-                    "nodes: collections.abc.Sequence[int], team: bool, beside: KvCache | None) -> None"),
+            nb::arg("beside").none(), nb::arg("lookahead"),
+            nb::sig(
+                "def __init__(self, layers: collections.abc.Sequence[RecurrentShape], weights: "
+                "collections.abc.Sequence[tuple[_Matrix | None, _Floats | None, _Floats | None, _Floats | None]], "
+                "dtype: str, state_dtype: str, max_sequences: int, threads: int, cpus: "
+                "collections.abc.Sequence[int], isa: str, "
+                "nodes: collections.abc.Sequence[int], team: bool, beside: KvCache | None, lookahead: int) -> None"),
             R"(Reserve the address space of the states; memory is touched when a slot opens.
 
 Args:
@@ -107,6 +108,7 @@ Args:
     nodes: NUMA node of each of cpus, or an empty list.
     team: True to run on the process's OpenMP threads.
     beside: KV cache whose threads and nodes are used in place of threads, cpus, nodes and team, or None.
+    lookahead: Tokens by which slots may be truncated.
 
 Raises:
     RuntimeError: If the system maps no more memory.)")
@@ -130,6 +132,11 @@ Args:
              "Close slots and give their memory back to the system.")
         .def("fork", &StateStore::fork, nb::arg("src"), nb::arg("dst"), nb::call_guard<nb::gil_scoped_release>(),
              "Open slot dst with a copy of all that slot src has.")
+        .def("truncate", &StateStore::truncate, nb::arg("slot"), nb::arg("length"),
+             R"(Drop the last tokens of a slot: up to `lookahead` of those that came with one call, but for its first.
+
+Raises:
+    ValueError: If one of them is in the slot's states.)")
         .def("length", &StateStore::length, nb::arg("slot"), "Return the number of tokens that an open slot has had.")
         .def("check", &StateStore::check, R"(Check that every place is free or held by one slot.
 
@@ -155,11 +162,11 @@ void bind_states(nb::module_& m) {
     m.def(
         "state_bytes",
         [](const std::vector<RecurrentShape>& layers, const std::string& dtype, const std::string& state_dtype,
-           const std::string& isa) {
+           const std::string& isa, int lookahead) {
             const StateTypes types{parse_act_type(dtype), parse_act_type(state_dtype)};
-            return place_bytes(layers, types, select_isa(isa).recur.width);
+            return place_bytes(layers, types, select_isa(isa).recur.width, lookahead);
         },
-        nb::arg("layers"), nb::arg("dtype"), nb::arg("state_dtype"), nb::arg("isa"),
+        nb::arg("layers"), nb::arg("dtype"), nb::arg("state_dtype"), nb::arg("isa"), nb::arg("lookahead"),
         "Return the bytes that a StateStore reserves for a sequence.");
 }
 

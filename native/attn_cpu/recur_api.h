@@ -37,11 +37,13 @@ struct RecurArgs {
     ActType type;               // of rows, out and window
     ActType state_type;
     int64_t stride, out_stride;  // elements between tokens
-    int64_t position, count;     // of the first token in its sequence; tokens
-    const void* window;          // inputs of the tokens before: [taps][channels], that of position p in row p % taps
-    void* state;                 // of the sequence and layer, 64-byte aligned
-    float* scratch;              // 64-byte aligned, `scratch_floats` of them
-    int tokens;                  // that are prepared together: 1 to kMaxRecurTokens
+    int64_t position;            // of the first of `rows` in its sequence
+    int64_t first, end;          // of `rows`, those to take; tokens before `first` have been taken
+    const void* window;          // rows of the tokens before `rows`: that of position p in row p % window_rows
+    int64_t window_rows, window_stride;
+    void* state;     // of the sequence and layer, 64-byte aligned
+    float* scratch;  // 64-byte aligned, `scratch_floats` of them
+    int tokens;      // that are prepared together: 1 to kMaxRecurTokens
 };
 
 struct RecurKernel {

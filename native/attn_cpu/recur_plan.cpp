@@ -27,20 +27,25 @@ int RecurPlan::heads_per_part(const RecurCost& c, int64_t count, int threads) co
     return static_cast<int>(std::min<int64_t>(std::max<int64_t>(heads / unit, 1) * unit, c.heads));
 }
 
-void RecurPlan::make(const StateSlots& slots, const RecurCost& cost, const int32_t* numbers, const int32_t* counts,
-                     int n, int threads) {
+void RecurPlan::make(const StateSlots& slots, int layer, const RecurCost& cost, const int32_t* numbers,
+                     const int32_t* counts, int n, int threads) {
     sequences.clear();
     groups.clear();
     items = work = 0;
     heads_ = cost.heads;
-    int64_t token = 0;
+    int64_t token = 0, tokens = 0;
     for (int i = 0; i < n; ++i) {
-        if (counts[i] > 0) sequences.push_back({numbers[i], slots.home(numbers[i]), counts[i], token});
+        const int slot = numbers[i];
+        if (counts[i] > 0) {
+            const int64_t held = slots.length(slot) - counts[i] - slots.in_state(slot, layer);
+            sequences.push_back({slot, slots.home(slot), counts[i], token, held});
+            tokens += held;
+        }
         token += counts[i];
     }
-    work = cost.of_head * cost.heads * token;
+    work = cost.of_head * cost.heads * (token + tokens);
     const auto before = [](const SequenceRun& a, const SequenceRun& b) {
-        return a.node != b.node ? a.node < b.node : a.count > b.count;
+        return a.node != b.node ? a.node < b.node : a.tokens() > b.tokens();
     };
     if (!std::is_sorted(sequences.begin(), sequences.end(), before))
         std::stable_sort(sequences.begin(), sequences.end(), before);
@@ -48,7 +53,7 @@ void RecurPlan::make(const StateSlots& slots, const RecurCost& cost, const int32
     node_items.assign(slots.nodes() + 1, 0);
     for (auto first = sequences.begin(); first != sequences.end();) {
         const auto end = std::find_if(first, sequences.end(), [&](const SequenceRun& s) { return before(*first, s); });
-        const int heads = heads_per_part(cost, first->count, threads);
+        const int heads = heads_per_part(cost, first->tokens(), threads);
         groups.push_back({first - sequences.begin(), end - first, heads, items});
         const int64_t added = (end - first) * ((cost.heads + heads - 1) / heads);
         node_sequences[first->node + 1] += end - first;

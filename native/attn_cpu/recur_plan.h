@@ -11,6 +11,9 @@ namespace hpcdecode {
 struct SequenceRun {
     int slot, node;
     int64_t count, first_token;  // first_token: row of the call's matrices
+    int64_t held;                // tokens that it saw before and that are not in the state yet
+
+    int64_t tokens() const { return held + count; }  // that go through the state
 };
 
 // Sequences of a node with as many tokens each, whose heads are cut alike. The first part of all sequences comes first,
@@ -42,8 +45,8 @@ struct RecurPlan {
     std::vector<int64_t> node_sequences, node_items;  // bounds of the nodes' shares: [nodes + 1]
     int64_t items, work;                              // work: in floats, as RecurCost
 
-    void make(const StateSlots& slots, const RecurCost& cost, const int32_t* numbers, const int32_t* counts, int n,
-              int threads);
+    void make(const StateSlots& slots, int layer, const RecurCost& cost, const int32_t* numbers, const int32_t* counts,
+              int n, int threads);
     RecurItem find(int64_t item) const;
 
   private:

@@ -21,6 +21,10 @@ int padded(int n, int to) { return (n + to - 1) / to * to; }
 
 bool has_lanes(const RecurrentShape& s) { return s.v_dim == 1 && s.k_dim > 0; }
 
+ActType state_type(const RecurrentShape& s, StateTypes types) {
+    return s.compress_rate > 0 ? ActType::kF32 : types.states;
+}
+
 // Returns the numbers of a layer's state.
 int64_t state_floats(const RecurrentShape& s, int width) {
     if (s.compress_rate > 0) return int64_t{padded(s.heads, width)} * 3 * (s.overlaps ? 3 : 1);
@@ -64,9 +68,11 @@ std::vector<float> rates_of_lanes(const RecurrentShape& s, const std::vector<flo
 const float* data_of(const std::vector<float>& x) { return x.empty() ? nullptr : x.data(); }
 
 // Lays a layer out from byte `at` of a place on; returns where it ends.
-size_t lay_out(RecurrentLayer& l, StateTypes types, int width, size_t at) {
-    l.state_bytes = state_floats(l.shape, width) * bytes_of(l.shape.compress_rate > 0 ? ActType::kF32 : types.states);
-    l.window_bytes = l.shape.taps > 1 ? l.shape.channels() * l.shape.taps * bytes_of(types.rows) : 0;
+size_t lay_out(RecurrentLayer& l, StateTypes types, int width, int lookahead, size_t at) {
+    l.state_bytes = state_floats(l.shape, width) * bytes_of(state_type(l.shape, types));
+    l.window_rows = (l.shape.taps > 1 ? l.shape.taps : 0) + lookahead;
+    l.window_columns = lookahead > 0 ? l.shape.row_columns(types.rows) : l.shape.channels();
+    l.window_bytes = l.window_rows * l.window_columns * bytes_of(types.rows);
     l.state = at;
     l.window = at + padded(l.state_bytes, kLine);
     return l.window + padded(l.window_bytes, kLine);
@@ -100,7 +106,8 @@ RecurLayer kernel_of(const RecurrentLayer& layer) {
 }  // namespace
 
 RecurrentLayers::RecurrentLayers(const std::vector<RecurrentShape>& shapes, std::vector<RecurrentWeights> weights,
-                                 StateTypes types, int width) {
+                                 StateTypes types, int width, int lookahead)
+    : types_(types), width_(width) {
     if (shapes.empty()) throw std::invalid_argument("layers: expected at least one");
     if (shapes.size() != weights.size())
         throw std::invalid_argument("weights: expected those of " + std::to_string(shapes.size()) + " layers, got " +
@@ -111,23 +118,40 @@ RecurrentLayers::RecurrentLayers(const std::vector<RecurrentShape>& shapes, std:
         const RecurrentShape& s = shapes[i];
         check_recurrent(s);
         check_weights(s, weights[i], "layer " + std::to_string(i));
-        layers_.push_back({s, {}, std::move(weights[i]), cost_of(s, width), 0, 0, 0, 0});
+        layers_.push_back({s, {}, std::move(weights[i]), cost_of(s, width), 0, 0, 0, 0, 0, 0});
         RecurrentLayer& l = layers_.back();
         l.weights.conv_weight = transposed(l.weights.conv_weight, s.channels(), s.taps);
         if (has_lanes(s) && s.has_rate) l.weights.rate = rates_of_lanes(s, l.weights.rate, width);
         l.kernel = kernel_of(l);
-        at = lay_out(l, types, width, at);
+        at = lay_out(l, types, width, lookahead, at);
     }
     place_bytes_ = padded(at, kPage);
 }
 
-size_t place_bytes(const std::vector<RecurrentShape>& shapes, StateTypes types, int width) {
+StatePart RecurrentLayers::part(const RecurrentLayer& l, int first_head, int last_head) const {
+    const RecurrentShape& s = l.shape;
+    const size_t size = bytes_of(state_type(s, types_));
+    if (s.compress_rate > 0) {
+        const size_t row = padded(s.heads, width_) * size;
+        return {first_head * size, padded(last_head - first_head, width_) * size, row, s.overlaps ? 9 : 3};
+    }
+    if (has_lanes(s)) {
+        const int group = s.group(), vectors = padded(group, width_) / width_;
+        const auto place = [&](int head) { return size_t(head / group) * vectors + head % group / width_; };
+        const size_t vector = size_t(s.k_dim) * width_ * size;
+        return {place(first_head) * vector, (place(last_head - 1) + 1 - place(first_head)) * vector, 0, 1};
+    }
+    const size_t head = size_t(s.k_dim) * padded(s.v_dim, width_) * size;
+    return {first_head * head, (last_head - first_head) * head, 0, 1};
+}
+
+size_t place_bytes(const std::vector<RecurrentShape>& shapes, StateTypes types, int width, int lookahead) {
     size_t at = 0;
     for (const RecurrentShape& s : shapes) {
         check_recurrent(s);
         RecurrentLayer l{};
         l.shape = s;
-        at = lay_out(l, types, width, at);
+        at = lay_out(l, types, width, lookahead, at);
     }
     return padded(at, kPage);
 }

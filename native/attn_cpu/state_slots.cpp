@@ -14,9 +14,10 @@ std::string str(int64_t x) { return std::to_string(x); }
 
 }  // namespace
 
-StateSlots::StateSlots(int max_sequences, size_t layers, std::vector<int64_t> bounds)
-    : layers_(layers), bounds_(std::move(bounds)), free_(bounds_.size() - 1) {
+StateSlots::StateSlots(int max_sequences, size_t layers, std::vector<int64_t> bounds, int lookahead)
+    : layers_(layers), lookahead_(lookahead), bounds_(std::move(bounds)), free_(bounds_.size() - 1) {
     if (max_sequences < 1) invalid("max_sequences: expected at least 1, got " + str(max_sequences));
+    if (lookahead < 0) invalid("lookahead: expected at least 0, got " + str(lookahead));
     slots_.resize(max_sequences);
     seen_.assign(max_sequences, false);
     for (int i = 0; i < nodes(); ++i)
@@ -65,7 +66,8 @@ std::vector<int> StateSlots::extend(const int32_t* slots, const int32_t* counts,
     for (int i = 0; i < n; ++i) {
         Slot& s = slots_[slots[i]];
         if (!s.open) {
-            s = {true, take_place(roomiest_node()), 0, std::vector<int64_t>(layers_, 0)};
+            const std::vector<int64_t> none(layers_, 0);
+            s = {true, take_place(roomiest_node()), 0, none, none};
             fresh.push_back(slots[i]);
         }
         s.length += counts[i];
@@ -97,6 +99,22 @@ void StateSlots::fork(int src, int dst) {
     slots_[dst].place = take_place(free_[home(src)].empty() ? roomiest_node() : home(src));
 }
 
+void StateSlots::truncate(int slot, int64_t length) {
+    const Slot& now = opened(slot);
+    const int64_t least = *std::max_element(now.in_state.begin(), now.in_state.end());
+    if (length > now.length || length < least)
+        invalid("slot " + str(slot) + ": cannot truncate length " + str(now.length) + " to " + str(length) + ": " +
+                str(least) + " tokens are in its states");
+    Slot& s = slots_[slot];
+    s.length = length;
+    for (int64_t& done : s.done) done = std::min(done, length);
+}
+
+// The first token of a call is known to be right, as those that follow are guesses at most.
+int StateSlots::droppable(int64_t count) const {
+    return static_cast<int>(std::min<int64_t>(std::max<int64_t>(count - 1, 0), lookahead_));
+}
+
 int64_t StateSlots::check_run(int layer, const int32_t* slots, const int32_t* counts, int n) {
     check_slots(slots, n);
     int64_t tokens = 0;
@@ -111,7 +129,12 @@ int64_t StateSlots::check_run(int layer, const int32_t* slots, const int32_t* co
 }
 
 void StateSlots::count_run(int layer, const int32_t* slots, const int32_t* counts, int n) {
-    for (int i = 0; i < n; ++i) slots_[slots[i]].done[layer] += counts[i];
+    for (int i = 0; i < n; ++i) {
+        if (counts[i] == 0) continue;
+        Slot& s = slots_[slots[i]];
+        s.done[layer] += counts[i];
+        s.in_state[layer] = s.done[layer] - droppable(counts[i]);
+    }
 }
 
 int StateSlots::open_slots() const {
@@ -134,6 +157,10 @@ void StateSlots::check() const {
             if (done > s.length)
                 throw std::logic_error("slot " + str(i) + ": a layer has seen " + str(done) + " of " + str(s.length) +
                                        " tokens");
+        for (size_t layer = 0; layer < layers_; ++layer)
+            if (s.in_state[layer] > s.done[layer] || s.in_state[layer] + lookahead_ < s.done[layer])
+                throw std::logic_error("slot " + str(i) + ": " + str(s.in_state[layer]) + " of " + str(s.done[layer]) +
+                                       " tokens are in a state");
     }
     for (size_t p = 0; p < holders.size(); ++p)
         if (holders[p] != 1) throw std::logic_error("place " + str(p) + ": holders " + str(holders[p]) + " != 1");

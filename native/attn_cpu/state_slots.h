@@ -12,13 +12,19 @@ namespace hpcdecode {
 class StateSlots {
   public:
     // bounds: First place of every node, and the number of places, [nodes + 1]. Slots are as many as places.
-    StateSlots(int max_sequences, size_t layers, std::vector<int64_t> bounds);
+    // lookahead: Tokens by which a slot may be truncated.
+    StateSlots(int max_sequences, size_t layers, std::vector<int64_t> bounds, int lookahead);
 
     // These throw std::invalid_argument on bad arguments, and then change nothing.
     std::vector<int> extend(const int32_t* slots, const int32_t* counts, int n);  // returns those that it opened
     std::vector<int64_t> release(const int32_t* slots, int n);                    // returns their places
     void fork(int src, int dst);  // opens dst on the node of src, if that has a free place
+    void truncate(int slot, int64_t length);
     int64_t length(int slot) const { return opened(slot).length; }
+    // Tokens that are in a layer's state; the others that it has seen may be dropped.
+    int64_t in_state(int slot, int layer) const { return slots_[slot].in_state[layer]; }
+    int droppable(int64_t count) const;  // of so many tokens of a call
+    int lookahead() const { return lookahead_; }
     // Checks that `layer` comes next for all slots with their last `counts` tokens. Returns the sum of `counts`.
     int64_t check_run(int layer, const int32_t* slots, const int32_t* counts, int n);
     void count_run(int layer, const int32_t* slots, const int32_t* counts, int n);
@@ -35,7 +41,7 @@ class StateSlots {
     struct Slot {
         bool open = false;
         int64_t place = -1, length = 0;
-        std::vector<int64_t> done;  // tokens that every layer has seen
+        std::vector<int64_t> done, in_state;  // tokens that every layer has seen; that are in its state
     };
 
     const Slot& opened(int slot) const;
@@ -45,6 +51,7 @@ class StateSlots {
     int64_t take_place(int node);
 
     size_t layers_;
+    int lookahead_;
     std::vector<int64_t> bounds_;
     std::vector<std::vector<int64_t>> free_;  // of each node, a heap with the lowest on top
     std::vector<Slot> slots_;

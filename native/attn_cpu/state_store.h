@@ -26,6 +26,7 @@ struct StateStoreOptions {
     std::vector<int> nodes;           // NUMA node of each of `cpus`; empty: unknown
     bool team = false;                // run on torch's threads
     const KvCache* beside = nullptr;  // its threads and nodes are used, if given
+    int lookahead = 0;                // tokens by which sequences may be truncated
 };
 
 // States of sequences. hpcdecode/_attn_cpu.pyi describes the methods.
@@ -40,6 +41,7 @@ class StateStore {
     void run(int layer, const int32_t* slots, const int32_t* counts, int n, const Matrix& rows, const Matrix& out);
     void release(const int32_t* slots, int n);
     void fork(int src, int dst);
+    void truncate(int slot, int64_t length);
     int64_t length(int slot);
     int open_slots();
     void check();
@@ -67,15 +69,23 @@ class StateStore {
         void operator()(void* p) const { std::free(p); }
     };
 
+    // In floats: one row of outputs, a state of the layer, and the end of all.
+    struct Scratch {
+        size_t out, state, end;
+    };
+
     uint8_t* place_of(int slot) const { return arena_.data() + slots_.place(slot) * layers_.place_bytes(); }
     void reserve_scratch(const RecurrentLayer& layer);
     void grow_scratch(size_t floats);
     int tokens_at_once(const RecurrentLayer& layer, int heads, int64_t count) const;
+    Scratch scratch_of(const RecurrentLayer& layer, int heads, int64_t tokens) const;
+    RecurArgs arguments(const Call& call, const RecurItem& part, float* scratch) const;
     void run_heads(const Call& call, const RecurItem& part, int thread);
-    void keep_inputs(const Call& call, const SequenceRun& s, int64_t channel, int64_t channels) const;
+    void run_held(const RecurrentLayer& layer, const RecurArgs& call, int64_t held, float* out) const;
+    void keep_inputs(const Call& call, const SequenceRun& s, int64_t column, int64_t columns) const;
     void keep_inputs_of(const Call& call, const SequenceRun& s, int first_head, int last_head) const;
     void run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int));
-    void count_bytes(const RecurrentLayer& layer, int64_t tokens);
+    void count_bytes(const RecurrentLayer& layer, const SequenceRun& s);
     using Work = std::function<void(size_t offset, size_t bytes)>;
     void over_memory(std::vector<int> slots, size_t unit, const Work& work);
     void populate(const std::vector<int>& slots);

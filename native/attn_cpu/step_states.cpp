@@ -25,13 +25,17 @@ void StepStates::begin(int64_t sequences, int threads) {
     }
     size_t need = 0;
     for (size_t i = 0; i < store_.layers_.size(); ++i) {
-        const RecurLayer& l = store_.layers_[i].kernel;
+        const RecurrentLayer& l = store_.layers_[i];
         store_.slots_.check_run(static_cast<int>(i), slots_.data(), ones_.data(), n);
-        need = std::max<size_t>(need, store_.table_.recur.scratch_floats(l, l.heads, 1));
+        need = std::max(need, store_.scratch_of(l, l.shape.heads, 1 + store_.slots_.lookahead()).end);
     }
     store_.grow_scratch(need);
     own_seconds_.assign(threads, 0.0);
     lock_ = std::move(lock);
+}
+
+SequenceRun StepStates::one_token(int slot, int layer, int64_t row) const {
+    return {slot, 0, 1, row, store_.slots_.length(slot) - 1 - store_.slots_.in_state(slot, layer)};
 }
 
 void StepStates::attend(int layer, int thread, const SequenceRows& rows) {
@@ -43,7 +47,7 @@ void StepStates::attend(int layer, int thread, const SequenceRows& rows) {
     const Matrix out{rows.out, type, rows.count, l.shape.out_columns(), rows.out_bytes / size};
     const StateStore::Call call{&store_, &l, &in, &out, nullptr};
     for (int64_t i = 0; i < rows.count; ++i) {
-        const SequenceRun run{slots_[rows.first + i * rows.step], 0, 1, i};
+        const SequenceRun run = one_token(slots_[rows.first + i * rows.step], layer, i);
         store_.run_heads(call, {&run, 0, l.shape.heads}, thread);
     }
     own_seconds_[thread] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -64,8 +68,8 @@ int64_t StepStates::foresee(int layer, const SequenceRows& rows, std::vector<Lin
 
 void StepStates::end() {
     for (size_t i = 0; i < store_.layers_.size(); ++i) {
+        for (int slot : slots_) store_.count_bytes(store_.layers_[i], one_token(slot, static_cast<int>(i), 0));
         store_.slots_.count_run(static_cast<int>(i), slots_.data(), ones_.data(), static_cast<int>(slots_.size()));
-        for (size_t s = 0; s < slots_.size(); ++s) store_.count_bytes(store_.layers_[i], 1);
     }
     seconds_ =
         std::accumulate(own_seconds_.begin(), own_seconds_.end(), 0.0) / static_cast<double>(own_seconds_.size());

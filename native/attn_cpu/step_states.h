@@ -22,6 +22,8 @@ class StepStates : public RowAttention {
     double seconds() const { return seconds_; }  // that a thread spent on average
 
   private:
+    SequenceRun one_token(int slot, int layer, int64_t row) const;
+
     StateStore& store_;
     std::vector<int32_t> slots_, ones_;
     std::vector<double> own_seconds_;  // one per thread

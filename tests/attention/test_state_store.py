@@ -124,7 +124,7 @@ def test_memory_follows_open_slots():
     store = open_store([layer] * 2, [random_numbers(layer)] * 2, torch.float32, max_sequences=40)
     assert (
         store.state_bytes
-        == state_bytes(native_recurrent([layer] * 2), "float32", "float32", "")
+        == state_bytes(native_recurrent([layer] * 2), "float32", "float32", "", 0)
         >= 2 * layer.state_bytes
     )
     assert store.state_bytes % 4096 == 0
@@ -167,7 +167,7 @@ def test_beside_a_kv_cache():
     shape = _attn_cpu.LayerShape(1, 8, 8, 1, 1.0, None, None, False)
     cache = KvCache([shape], "float32", 64, 2, 16, 3, [], "", [], False)
     layer, weights = LAYERS["mamba2"], random_numbers(LAYERS["mamba2"])
-    store = StateStore(native_recurrent([layer]), [weights], "float32", "float32", 2, 1, [], "", [], False, cache)
+    store = StateStore(native_recurrent([layer]), [weights], "float32", "float32", 2, 1, [], "", [], False, cache, 0)
     assert store.threads == 3
     rows = random_rows(layer, 40, torch.float32)
     assert torch.equal(
@@ -274,7 +274,7 @@ def test_bad_stores():
         open_store([], [], torch.float32)
     for dtypes in (("float16", "float32"), ("float32", "float16")):
         with pytest.raises(ValueError, match="dtype: expected float32 or bfloat16"):
-            StateStore(native_recurrent([SMALL]), [random_numbers(SMALL)], *dtypes, 1, 1, [], "", [], False, None)
+            StateStore(native_recurrent([SMALL]), [random_numbers(SMALL)], *dtypes, 1, 1, [], "", [], False, None, 0)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8", "k8v4"])

@@ -27,7 +27,7 @@ from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import DRAINED
 from tests.differential.contents import Contents, Mix, contents
 from tests.support.fusing import fusing
-from tests.support.guessing import EAGER, guessing, may_guess
+from tests.support.guessing import EAGER, guessing
 from tests.support.preemption import hasty
 from tests.support.rotating import spoilt_frames
 from tests.support.stop_after import StopAfter, copy, kept, remove
@@ -148,7 +148,7 @@ class Company:
             if tiers:
                 options["kv_swap"] = (TIERS[tiers].format(folder=self.folder),)
             guesses = options.pop("guesses", None)
-            if guesses := guesses if may_guess(shapes) and options.get("schedule") != "fluid" else None:
+            if guesses := guesses if options.get("schedule") != "fluid" else None:
                 options["speculative_config"] = EAGER
             model = self._model(mix["model"]) if comm.rank < s_ranks and size == 1 else None
             job = self._job(mix, "company.jsonl", output, {**options, "tp": self.tp})

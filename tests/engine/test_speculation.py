@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from hpcdecode import LLM, SamplingParams
+from hpcdecode.attention.open import open_on_device
+from hpcdecode.attention.recurrent_shapes import RecurrentShape
 from hpcdecode.attention.torch_cache import TorchKvCache
 from hpcdecode.config import EngineOptions
 from hpcdecode.errors import UserError
@@ -26,7 +28,8 @@ FIELDS = [
     (20, {"max_tokens": 18, "temperature": 0.0}),
     (130, {"temperature": 0.8, "max_tokens": 10, "prompt_logprobs": 1}),
 ]
-NAMES = ("llama3", "gemma3", "gpt_oss", "mixtral", "deepseek_v3", "deepseek_v32", "bloom")
+KEEPING = ("qwen3_next", "nemotron_h", "lfm2", "deepseek_v4", "minimax_m3", "qwen4")  # states, or compressed tokens
+NAMES = ("llama3", "gemma3", "gpt_oss", "mixtral", "deepseek_v3", "deepseek_v32", "bloom", *KEEPING)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,13 +67,17 @@ def test_windows_let_tokens_go_beside_guesses(checkpoint, name):
         assert not options or worker.schedulers[0].tiers.swaps.moved > 3
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma3", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "deepseek_v3", "qwen3_next", "falcon_h1", "deepseek_v4"])
 def test_the_kv_cache_of_devices_takes_drafts(checkpoint, name):
-    """Torch's operations, on the CPU here: the same tokens, and log-probabilities but for rounding."""
+    """By torch, and states by kernels, on the CPU here: the same tokens, and log-probabilities but for rounding."""
     model = load_split(checkpoint(name), dtype="float32")
+    weights = [model.recurrent_weights(i) for i, s in enumerate(model.attends) if isinstance(s, RecurrentShape)]
 
     def cache(shapes, slots):
-        return TorchKvCache(shapes, "float32", 8192, slots)
+        if not weights:
+            return TorchKvCache(shapes, "float32", 8192, slots)
+        sizes = {"capacity_tokens": 8192, "max_sequences": slots, "block_tokens": 64, "state_tokens": 1}
+        return open_on_device(shapes, weights, kv_dtype="float32", device="cpu", **sizes)
 
     plain, _ = run(model, rows(*FIELDS), cache=cache)
     with guessing("known", {name_of(*key): sequence.generated for key, sequence in plain.items()}):
@@ -84,7 +91,15 @@ def test_the_kv_cache_of_devices_takes_drafts(checkpoint, name):
 
 @pytest.mark.parametrize(
     ("name", "dtype", "kv_dtype"),
-    [("llama3", "bfloat16", None), ("gemma3", "bfloat16", "int4"), ("llama3", "float32", "k8v4")],
+    [
+        ("llama3", "bfloat16", None),
+        ("gemma3", "bfloat16", "int4"),
+        ("llama3", "float32", "k8v4"),
+        ("qwen3_next", "bfloat16", None),
+        ("falcon_h1", "bfloat16", "int8"),
+        ("mamba2", "float32", None),
+        ("deepseek_v4", "float32", "int8"),
+    ],
 )
 def test_data_types_and_fused_steps_change_nothing(checkpoint, name, dtype, kv_dtype):
     prompts = [[5 + i * 7 % 30 for i in range(40 + 70 * row)] for row in range(3)]
@@ -126,14 +141,6 @@ def test_structured_outputs_and_stop_strings_end_where_they_should(checkpoint):
             outputs = llm.generate([prompt] * len(asked), asked, use_tqdm=False)
         made.append([(o.outputs[0].token_ids, o.outputs[0].text, o.outputs[0].finish_reason) for o in outputs])
     assert made[0] == made[1]
-
-
-@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "glm5_next", "deepseek_v4"])
-def test_models_whose_states_cannot_go_back_are_refused(checkpoint, name):
-    with pytest.raises(
-        UserError, match=r"--speculative-config: expected a model .* layers keep a state, or .* leave it out"
-    ):
-        LLM(checkpoint(name), dtype="float32", kv_memory="16M", speculative_config={})
 
 
 def test_settings_and_schedules_that_do_not_go_together_are_refused(checkpoint):

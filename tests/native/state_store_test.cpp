@@ -24,25 +24,30 @@ const RecurrentShape kShapes[] = {
     {4, 2, 9, 5, 0, false, true, false, 0.5f, 9, true, true},      // decays of rows by rates
 };
 
-// Takes a sequence through a layer in chunks, beside others, with exact-size heap buffers.
+// Takes a sequence through a layer in chunks, beside others, with exact-size heap buffers. Behind each chunk come
+// `wrong` tokens of its own, which are dropped again.
 template <class Act>
 std::vector<Act> in_chunks(const RecurrentShape& s, const RecurrentWeights& w, const std::vector<Act>& rows,
-                           const std::string& isa, int threads, const std::vector<int32_t>& chunks) {
+                           const std::string& isa, int threads, const std::vector<int32_t>& chunks, int wrong = 0) {
     const ActType type = sizeof(Act) == 4 ? ActType::kF32 : ActType::kBF16;
-    StateStore store({s}, {w}, {{type, ActType::kF32}, 4, threads, {}, isa, {}, false, nullptr});
+    StateStore store({s}, {w}, {{type, ActType::kF32}, 4, threads, {}, isa, {}, false, nullptr, wrong});
     const int64_t columns = s.row_columns(type);
     std::vector<Act> out;
     int64_t t = 0;
     for (int32_t count : chunks) {
-        const std::vector<int32_t> slots = {3, 1}, counts = {2, count};
+        const int32_t more = count > 0 ? wrong : 0;
+        const std::vector<int32_t> slots = {3, 1}, counts = {2, count + more};
         std::vector<Act> in(rows.begin(), rows.begin() + 2 * columns);
         in.insert(in.end(), rows.begin() + t * columns, rows.begin() + (t + count) * columns);
-        std::vector<Act> part((2 + count) * s.out_columns());
+        in.insert(in.end(), rows.begin(), rows.begin() + more * columns);
+        const int64_t all = 2 + count + more;
+        std::vector<Act> part(all * s.out_columns());
         store.extend(slots.data(), counts.data(), 2);
-        store.run(0, slots.data(), counts.data(), 2, {in.data(), type, 2 + count, columns, columns},
-                  {part.data(), type, 2 + count, s.out_columns(), s.out_columns()});
-        out.insert(out.end(), part.begin() + 2 * s.out_columns(), part.end());
+        store.run(0, slots.data(), counts.data(), 2, {in.data(), type, all, columns, columns},
+                  {part.data(), type, all, s.out_columns(), s.out_columns()});
+        out.insert(out.end(), part.begin() + 2 * s.out_columns(), part.begin() + (2 + count) * s.out_columns());
         t += count;
+        if (more > 0) store.truncate(1, t);
     }
     store.check();
     return out;
@@ -70,6 +75,8 @@ void kernels() {
                   "%s k_dim %d: bfloat16 by token", isa.c_str(), s.k_dim);
             CHECK(out == in_chunks(s, w, rows, isa, 2, {1, 2, 40, 3, 0, 4}), "%s k_dim %d: by chunks", isa.c_str(),
                   s.k_dim);
+            CHECK(out == in_chunks(s, w, rows, isa, 3, {1, 4, 2, 36, 1, 0, 5, 1}, 5), "%s k_dim %d: beside guesses",
+                  isa.c_str(), s.k_dim);
         }
     }
 }
@@ -99,6 +106,8 @@ void compressors() {
             CHECK(out == in_chunks(s, w, rows, isa, 3, std::vector<int32_t>(kTokens, 1)), "%s: means by token",
                   isa.c_str());
             CHECK(out == in_chunks(s, w, rows, isa, 2, {1, 2, 20, 3, 0, 4}), "%s: means by chunks", isa.c_str());
+            CHECK(out == in_chunks(s, w, rows, isa, 2, {1, 2, 20, 3, 0, 4}, 3), "%s: means beside guesses",
+                  isa.c_str());
         }
     }
 }
@@ -106,11 +115,11 @@ void compressors() {
 void random_store_verbs() {
     const RecurrentShape &a = kShapes[4], &b = kShapes[5];
     StateStore store({a, b}, {weights_of(a), weights_of(b)},
-                     {{ActType::kF32, ActType::kF32}, 9, 2, {}, "", {}, false, nullptr});
+                     {{ActType::kF32, ActType::kF32}, 9, 2, {}, "", {}, false, nullptr, 2});
     std::set<int> open;
     for (int i = 0; i < 2000; ++i) {
         const int32_t slot = random_bits() % 10, count = random_bits() % 5;
-        const int other = random_bits() % 9, verb = random_bits() % 8;
+        const int other = random_bits() % 9, verb = random_bits() % 10;
         try {
             if (verb < 5) {
                 store.extend(&slot, &count, 1);
@@ -121,7 +130,9 @@ void random_store_verbs() {
                     store.run(layer, &slot, &count, 1, matrix(rows, count, s.row_columns(ActType::kF32)),
                               matrix(out, count, s.out_columns()));
                 }
-            } else if (verb < 6) {
+            } else if (verb < 7) {
+                store.truncate(slot, store.length(slot) - 1);
+            } else if (verb < 8) {
                 store.fork(slot, other);
                 open.insert(other);
             } else {

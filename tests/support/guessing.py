@@ -12,10 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from hpcdecode.attention.shapes import MixerShape
 from hpcdecode.cli import main
-from hpcdecode.engine.setup import require_truncation
-from hpcdecode.errors import UserError
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.schedule.draft_price import DraftPrice
@@ -40,15 +37,6 @@ class Guessed:
     """
 
     tokens = right = 0
-
-
-def may_guess(shapes: Sequence[MixerShape]) -> bool:
-    """Return whether a model's KV caches can drop tokens again."""
-    try:
-        require_truncation(shapes)
-    except UserError:
-        return False
-    return True
 
 
 def name_of(line: int, sample: int) -> str:
@@ -76,7 +64,7 @@ def guessing(how: str, known: Known) -> Iterator[None]:
         whole = known.get(name_of(sequence.prompt.line, sequence.sample), [])
         most = max(most_of(config, sequence, limits[1]), 0)
         right = whole[len(sequence.generated) :][: draw.integers(0, most + 1)]
-        return [token if draw.random() < 0.9 else token + 1 for token in right] or found
+        return [token if draw.random() < 0.9 else max(token - 1, 0) for token in right] or found
 
     def counted(self: Speculation, sequences: Sequence[SequenceState]) -> None:
         before = self.drafted, self.confirmed

@@ -40,7 +40,9 @@ def open_store(
     threads = len(nodes) or threads
     own = [cpus[i % len(cpus)] for i in range(threads)] if nodes else []
     shapes, kept = native_recurrent(layers), layers[0].state_dtype if layers else "float32"
-    return StateStore(shapes, weights, DTYPES[dtype], kept, max_sequences, threads, own, isa, list(nodes), False, None)
+    ahead = layers[0].lookahead if layers else 0
+    about = DTYPES[dtype], kept, max_sequences, threads, own, isa, list(nodes), False, None, ahead
+    return StateStore(shapes, weights, *about)
 
 
 def take(

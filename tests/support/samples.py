@@ -11,7 +11,7 @@ from hpcdecode.attention.open import open_kv_cache, open_layers
 from hpcdecode.attention.prefill import CpuPromptAttention
 from hpcdecode.attention.prefill_torch import TorchPromptAttention
 from hpcdecode.attention.recurrent_shapes import RecurrentShape
-from hpcdecode.attention.shapes import attention_shapes
+from hpcdecode.attention.shapes import attention_shapes, state_dtype_of, with_states_as
 from hpcdecode.attention.sizes import block_tokens_for, footprint_for
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.kv_swap import chunk_blocks
@@ -76,10 +76,10 @@ def run(
         by_torch: they attend by torch's operations, as on a GPU.
         guesses: settings of speculative decoding; None for one token a step.
     """
-    shapes = model.attends
+    ahead = guesses.num_speculative_tokens if guesses else 0
+    shapes = with_states_as(model.attends, state_dtype_of(model.attends), ahead)
     limits = LaneLimits(batch, 3, 9, 32, 1024, shared)
     slots = limits.slots
-    ahead = guesses.num_speculative_tokens if guesses else 0
     block_tokens = block_tokens_for(shapes, "float32")
     footprint = footprint_for(shapes, "float32", block_tokens, 0, windowed=not cache, lookahead=ahead)
     if cache:

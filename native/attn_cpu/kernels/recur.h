@@ -23,8 +23,8 @@ inline void recur_rows(const RecurArgs& a) {
     const int group = l.heads / l.k_heads, k_heads = (a.last_head - 1) / group - a.first_head / group + 1;
     const RecurScratch scratch(l, a.last_head - a.first_head, k_heads, a.tokens, a.scratch);
     RecurInputs<Act> inputs(a, scratch);
-    for (int64_t first = 0; first < a.count; first += a.tokens) {
-        const int n = static_cast<int>(a.count - first < a.tokens ? a.count - first : a.tokens);
+    for (int64_t first = a.first; first < a.end; first += a.tokens) {
+        const int n = static_cast<int>(a.end - first < a.tokens ? a.end - first : a.tokens);
         inputs.prepare(first, n);
         if (l.k_dim == 0) {
             store_values<Act>(a, scratch, first, n);

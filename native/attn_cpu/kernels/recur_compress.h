@@ -62,8 +62,8 @@ inline void compress_rows(const RecurArgs& a) {
         const MeansAt means{static_cast<float*>(a.state) + c, padded};
         GatedMean own = means.load(0), next = l.overlaps ? means.load(1) : own,
                   before = l.overlaps ? means.load(2) : own;
-        if (a.position == 0) own = next = no_mean();
-        for (int64_t t = 0; t < a.count; ++t) {
+        if (a.position + a.first == 0) own = next = no_mean();
+        for (int64_t t = a.first; t < a.end; ++t) {
             const Act* values = static_cast<const Act*>(a.rows) + t * a.stride;
             const uint8_t* gates = reinterpret_cast<const uint8_t*>(values + l.heads * series);
             if ((a.position + t) % l.compress_rate == 0) {

@@ -132,7 +132,7 @@ class RecurInputs {
             if (token >= 0) {
                 from_[i] = row(token);
             } else if (position >= 0) {
-                from_[i] = static_cast<const Act*>(a_.window) + position % l_.taps * l_.channels;
+                from_[i] = static_cast<const Act*>(a_.window) + position % a_.window_rows * a_.window_stride;
             } else {
                 from_[i] = nullptr;
             }
