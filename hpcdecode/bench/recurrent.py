@@ -1,9 +1,9 @@
 """`hpcdecode bench recurrent`: recurrent states against plainly reading and writing the same memory.
 
 Every shape is verified against float64 first. In decode, a token of every sequence goes through one layer, over more
-state than the caches hold; passes alternate with plain reading and writing on the same threads. In prefill one prompt
-goes through, whose state stays in cache; passes alternate with a float32 GEMM, by FLOP/s. Ratios are medians of the
-pairs.
+state than the caches hold; passes alternate with plain reading and writing on the same threads. So do steps with
+guesses and steps of one token, by the tokens that they take on. In prefill one prompt goes through, whose state stays
+in cache; passes alternate with a float32 GEMM, by FLOP/s. Ratios are medians of the pairs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from hpcdecode.report.benchmark import machine, seconds_of
 
 _TOLERANCE = 2**-7  # share of the largest output; bfloat16 rows and outputs
 _GEMM = (256, 1024, 1024)  # of torch, float32
+_GUESSES, _RIGHT = 4, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> Report:
         verify(layer)
         for threads in args.threads:
             cases += decode(label, layer, threads, args.mebibytes << 20, args.passes)
+            cases.append(beside_guesses(label, layer, threads, args.mebibytes << 20, args.passes))
             cases.append(prefill(label, layer, threads, args.tokens, args.passes))
     return {"bench": "recurrent", "machine": machine(), "cases": cases}
 
@@ -130,6 +132,25 @@ def decode(name: str, layer: RecurrentShape, threads: int, state_bytes: int, pas
         result(label, [r / 1e9 for r in rates], "GB/s", reference, ratios),
         result(label, times, "us a sequence and layer", reference, ratios),
     ]
+
+
+def beside_guesses(name: str, layer: RecurrentShape, threads: int, state_bytes: int, passes: int) -> Case:
+    """Return microseconds of a sequence with a token and some guesses, some of them right, against one token each."""
+    sequences = max(1, state_bytes // opened(layer, 1, 1).state_bytes)
+    store = opened(replace(layer, lookahead=_GUESSES), sequences, threads)
+    plain, step = (stepper(store, layer, sequences, tokens) for tokens in (1, 1 + _GUESSES))
+    times, ratios = [], []
+    for _ in range(passes + 1):
+        plain()  # takes on what the guesses before left, and is not counted
+        alone = seconds_of(plain)
+        step()
+        for slot in range(sequences):
+            store.truncate(slot, store.length(slot) - (_GUESSES - _RIGHT))
+        beside = seconds_of(step)
+        times.append(beside / sequences * 1e6)
+        ratios.append((1 + _RIGHT) * alone / beside)
+    label = f"{name}, {sequences} sequences, {_GUESSES} guesses, {_RIGHT} right, {threads} threads"
+    return result(label, times[1:], "us a sequence and layer", "one token each, by tokens", ratios[1:])
 
 
 def prefill(name: str, layer: RecurrentShape, threads: int, tokens: int, passes: int) -> Case:
