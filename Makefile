@@ -68,11 +68,12 @@ test-numa:
 	tests/native/run_numa_guest.sh $(KERNEL)
 
 # Compiles what runs on a GPU, for sm_80, sm_90 and as PTX; needs nvcc, no GPU and no driver. The module is imported, and
-# the machine code of the kernels is looked over if there is a cuobjdump.
+# the machine code of the kernels is looked over if there is a cuobjdump. For sm_90 alone: make cuda CUDA_ARCHITECTURES=90
+CUDA_ARCHITECTURES := 80-real;90
 CUDA_PYTHON := build/cuda-python/bin/python
 cuda: $(CUDA_PYTHON)
 	cmake -S . -B build/cuda -DHPCDECODE_CUDA=ON -DHPCDECODE_WERROR=ON -DHPCDECODE_PYTHON=ON \
-		-DPython_EXECUTABLE=$(abspath $(CUDA_PYTHON)) >/dev/null
+		-DHPCDECODE_CUDA_ARCHITECTURES='$(CUDA_ARCHITECTURES)' -DPython_EXECUTABLE=$(abspath $(CUDA_PYTHON)) >/dev/null
 	cmake --build build/cuda --target _attn_cuda --parallel 2
 	PYTHONPATH=build/cuda/native/attn_cuda $(CUDA_PYTHON) tests/cuda/imported.py
 	$(CUDA_PYTHON) tests/cuda/sass.py build/cuda/native/attn_cuda/libattn_cuda.a

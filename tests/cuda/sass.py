@@ -15,7 +15,6 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-ARCHITECTURES = ("sm_80", "sm_90")
 SHOWN = ("HMMA", "LDSM", "LDS", "LDGSTS", "LDG", "PRMT", "F2F", "F2FP", "MUFU", "BAR", "LDL", "STL")
 LOCAL = ("LDL", "STL")
 INSTRUCTIONS = range(300, 16_000)  # of an attention kernel; as built they have 1,500 to 7,000
@@ -87,10 +86,16 @@ def main(library: str) -> int:
     if not cuobjdump:
         print("machine code: not looked over, as there is no cuobjdump; pip install nvidia-cuda-cuobjdump")
         return 0
-    code = 0
-    for architecture in ARCHITECTURES:
-        line = [cuobjdump, "-arch", architecture, "-sass", library]
-        found = kernels(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
+
+    def printed(*arguments: str) -> str:
+        return subprocess.run([cuobjdump, *arguments, library], check=True, capture_output=True, text=True).stdout
+
+    architectures = sorted(set(re.findall(r"\bsm_\d+", printed("-lelf"))))
+    if not architectures:
+        print(f"{library}: no machine code", file=sys.stderr)
+    code = 0 if architectures else 1
+    for architecture in architectures:
+        found = kernels(printed("-arch", architecture, "-sass"))
         print(f"{architecture}, {len(found)} kernels\n{table(found)}")
         for problem in problems(found):
             print(f"{architecture}: {problem}", file=sys.stderr)
