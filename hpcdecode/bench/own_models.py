@@ -75,5 +75,5 @@ def own_shape(model: str) -> OwnShape:
     """
     size = msgspec.structs.replace(ModelSize.from_directory(model), bits=weight_bits(model, None))
     vocabulary = size.head_weights // size.hidden
-    weights = int(size.weight_bytes + size.head_bytes)  # with the embedding
+    weights = int(size.weight_bytes + size.tied * size.head_bytes)  # packed for products beside the embedding
     return OwnShape(size.hidden, size.layers, 1, 1, 0, vocabulary, weights=weights, kept=size.shapes, size=size)

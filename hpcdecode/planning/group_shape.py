@@ -33,9 +33,11 @@ def stage_shares(size: ModelSize, pp: int) -> tuple[float, ...]:
 
 
 def member_bytes(size: ModelSize, shape: GroupShape) -> float:
-    """Return the bytes of weights that a member holds, the largest one of a group, with all of the tables."""
-    *others, last = (share * size.layer_bytes for share in stage_shares(size, shape.pp))
-    return max(*others, last + size.head_bytes, 0) / shape.tp + size.table_bytes
+    """Return the bytes of weights that a member holds, the largest one of a group, with all of tables and embedding."""
+    stages = [share * size.layer_bytes / shape.tp for share in stage_shares(size, shape.pp)]
+    stages[-1] += size.head_bytes / shape.tp
+    stages[0] += size.embedding_bytes(shape.tp, beside_head=shape.pp == 1)
+    return max(stages) + size.table_bytes
 
 
 def held_on(size: ModelSize, device: Device, shape: GroupShape) -> ModelSize:

@@ -50,6 +50,9 @@ class ModelSize(msgspec.Struct, frozen=True):
         experts_per_token: k, of these that a token goes to.
         table_weights: Weights of tables for several tokens together, of which a token takes some rows; not in N. Every
             member holds all of them.
+        embedding_weights: Of the embedding, of which a token takes a row; not in N. Members of the first stage hold all
+            of it.
+        tied: Whether the weights of the logits are those of the embedding.
         bits: Of a weight in memory.
     """
 
@@ -62,6 +65,8 @@ class ModelSize(msgspec.Struct, frozen=True):
     experts: int = 0
     experts_per_token: int = 0
     table_weights: int = 0
+    embedding_weights: int = 0
+    tied: bool = False
     bits: WeightBits = WeightBits()
 
     @classmethod
@@ -136,6 +141,8 @@ class ModelSize(msgspec.Struct, frozen=True):
             experts=max((len(p) for p in experts.values()), default=0),
             experts_per_token=_experts_per_token(config),
             table_weights=tables,
+            embedding_weights=embedding.numel(),
+            tied=output is embedding,
         )
 
     @property
@@ -173,10 +180,20 @@ class ModelSize(msgspec.Struct, frozen=True):
         """Return the bytes of tables."""
         return float(ELEMENT_BYTES * self.table_weights)
 
+    def embedding_bytes(self, tp: int = 1, *, beside_head: bool = True) -> float:
+        """Return the bytes of the embedding that are not those of the logits.
+
+        Args:
+            tp: Members that share the weights of the logits, while each has all of the embedding.
+            beside_head: Whether both are on one member, which has what is tied and in bfloat16 once.
+        """
+        once = beside_head and self.tied and self.bits.head == 8 * ELEMENT_BYTES
+        return ELEMENT_BYTES * self.embedding_weights - (self.head_bytes / tp if once else 0.0)
+
     @property
     def weight_bytes(self) -> float:
-        """Return the bytes of layers, logits and tables."""
-        return self.layer_bytes + self.head_bytes + self.table_bytes
+        """Return the bytes of all weights."""
+        return self.layer_bytes + self.head_bytes + self.table_bytes + self.embedding_bytes()
 
     @property
     def in_bfloat16(self) -> ModelSize:

@@ -156,11 +156,11 @@ def test_the_smallest_group_that_fits_is_found(models):
 def test_the_shapes_that_are_tried_fit(models):
     """The smallest that fit, and those of up to four times as many members."""
     size = ModelSize.from_directory(str(models / "llama-3-70b"))
-    found = tried(size, 72e9, 8)
+    found = tried(size, 73e9, 8)
     assert found[0] == GroupShape(2, 1) and {shape.size for shape in found} == {2, 4, 8}
     assert GroupShape(1, 2) in found and GroupShape(2, 2) in found and GroupShape(3, 1) not in found
-    assert all(member_bytes(size, shape) <= 72e9 for shape in found)
-    assert tried(size, 72e9, 1) == []
+    assert all(member_bytes(size, shape) <= 73e9 for shape in found)
+    assert tried(size, 73e9, 1) == []
 
 
 def test_405b_on_cpu_nodes(plan):
@@ -169,10 +169,10 @@ def test_405b_on_cpu_nodes(plan):
     lines = plan("llama-3.1-405b", *nodes, "--node-memory", "768G").splitlines()
     assert re.match(r"layout: 4 epyc-9004 replicas of 2 (ranks|stages): \d+ tokens/s predicted \(--lay", lines[0])
     assert "bottleneck: S" in lines[1]
-    assert re.search(r"a rank: 40\d\.\d of 807.5 GB of weights, 33\d\.\d for KV;", lines[2])
+    assert re.search(r"a rank: 40\d\.\d of 811.7 GB of weights, 33\d\.\d for KV;", lines[2])
     assert "2 epyc-9004 replicas of 4 stages" in lines[3] and "4 S + 4 R, pools own, groups of 2 " in lines[3]
-    assert "807.5 GB of weights do not fit into 90% of the 825 GB of epyc-9004" in lines[4]
-    assert "or 2 with --tp 2 (403.8 GB each)" in lines[4]
+    assert "811.7 GB of weights do not fit into 90% of the 825 GB of epyc-9004" in lines[4]
+    assert "or 2 with --tp 2 (408.0 GB each)" in lines[4]
     assert plan("llama-3.1-405b", *nodes).startswith("layout: 8 epyc-9004 replicas: ")
 
 
@@ -182,8 +182,8 @@ def test_a_shape_that_is_asked_for_is_evaluated(plan):
     assert re.match(r"layout: 16 S \+ \d+ R, pools own, groups of 2 stages of 4 ranks: ", said)
     assert "--tp 4 --pp 2)" in said and "each group of 2 stages of 4 ranks with " in said and "(sums " in said
     said = plan("gpt-oss-120b", *machine, "--tp", 2, "--layout", "split", rc=2)
-    assert "116.3 GB of weights with --tp 2 do not fit into 90% of the 80 GB of h100" in said
-    assert "or 4 with --tp 4 (58.1 GB each)" in said
+    assert "117.4 GB of weights with --tp 2 do not fit into 90% of the 80 GB of h100" in said
+    assert "or 4 with --tp 4 (59.3 GB each)" in said
     said = plan("gpt-oss-120b", *machine, "--tp", 3, rc=2)
     assert "--tp 3: expected a divisor of the 8 KV heads" in said
     assert "--pp 40: expected 1 to 36, the layers of the model" in plan("gpt-oss-120b", *machine, "--pp", 40, rc=2)
@@ -191,7 +191,7 @@ def test_a_shape_that_is_asked_for_is_evaluated(plan):
 
 def test_deepseek_needs_many_gpus(plan):
     few = ("--s-device", "h100", "--s-ranks", 16, "--r-ranks", 0)
-    assert "needs one with 1,489 GB, or 32 with --tp 32 (41.9 GB each)" in plan("deepseek-v3", *few, rc=2)
+    assert "needs one with 1,491 GB, or 32 with --tp 32 (43.7 GB each)" in plan("deepseek-v3", *few, rc=2)
     many = ("--s-device", "h100", "--s-ranks", 32, "--r-device", "epyc-9004", "--r-ranks", 64, "--layout", "split")
     said = plan("deepseek-v3", *many)
     assert re.match(r"layout: 32 S \+ \d+ R, groups of ", said) and "stages of 8 ranks" in said
@@ -219,6 +219,6 @@ def test_groups_are_simulated(models, capsys):
     found = {flags: json.loads(run(*flags)) for flags in (("--tp", 2), ("--tp", 4), ("--tp", 2, "--pp", 2))}
     assert all(one["generated_tokens"] == 1024 * 33 and one["s_busy"] <= 1 for one in found.values())
     assert found["--tp", 2]["peak_load_tokens"] == 2 * found["--tp", 4]["peak_load_tokens"]  # two groups
-    assert "139.1 GB of weights" in run(rc=2) or "139.0 GB of weights" in run(rc=2)
+    assert "141.1 GB of weights" in run(rc=2)
     assert "expected multiples of 2 S-ranks and of 2 R-ranks, got 4 and 7" in run("--tp", 2, "--r-ranks", 7, rc=2)
     assert "--tp: expected a number > 0, got 0" in run("--tp", 0, rc=2)

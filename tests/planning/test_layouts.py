@@ -210,7 +210,7 @@ def test_a_mixed_cluster_is_explained(llama, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and lines[0].startswith("layout: 4 S + ") and "--layout split --s-ranks 4" in lines[0]
     assert "tokens/s predicted" in lines[0] and re.match(r"each S-rank with \d+ R-ranks.*: --batch ", lines[1])
-    assert " --lanes " in lines[1] and "bottleneck: " in lines[1] and "15.0 GB of weights" in lines[2]
+    assert " --lanes " in lines[1] and "bottleneck: " in lines[1] and "16.1 GB of weights" in lines[2]
     others = ("4 h100 replicas ", "4 h100 + 16 epyc-9004 replicas ", "16 epyc-9004 replicas ", ", pools ")
     assert lines[3].startswith("others: ") and all(other in lines[3] for other in others)
     assert lines[4].startswith("the same with the KV cache in bfloat16: ")

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from hpcdecode.attention.cpu_states import CpuStateStore, reserved_bytes
 from hpcdecode.attention.open import open_layers
@@ -24,7 +25,7 @@ from hpcdecode.model.frontend.checkpoint import open_checkpoint
 from hpcdecode.planning.group_shape import member_bytes
 from hpcdecode.planning.kv_unit import KvUnit
 from hpcdecode.planning.layer_work import attend_flop, of_member, state_bytes_moved, state_flop
-from hpcdecode.planning.model_size import ModelSize
+from hpcdecode.planning.model_size import ModelSize, WeightBits
 from hpcdecode.ranks.wishes import GroupShape
 from hpcdecode.schedule.plan import Plan
 
@@ -76,8 +77,27 @@ def test_tables_of_several_tokens_are_held_whole_and_not_multiplied(checkpoint):
     assert size.table_weights == sum(n for key, n in numbers.items() if ".ngram_embedding." in key) > 0
     others = size.layer_weights + size.head_weights
     assert others + size.table_weights == sum(n for key, n in numbers.items() if "embed_tokens" not in key)
+    whole = size.table_weights + size.embedding_weights
     member = member_bytes(size, GroupShape(2, 1))
-    assert member == others + 2 * size.table_weights  # bytes: half of the others in bfloat16
+    assert member == others + 2 * whole  # bytes: half of the others in bfloat16
+
+
+def test_an_embedding_is_held_whole_and_once():
+    """By each member of the first stage; one that is tied is what a member multiplies by for the logits, too."""
+    layers, head = 1000, 100
+    apart = ModelSize(layers, head, ModelSize.alike(4, 1, 1, 8, 8, 8).shapes, None, 8, embedding_weights=head)
+    tied = replace(apart, tied=True)
+    assert (apart.weight_bytes, tied.weight_bytes) == (2 * (layers + 2 * head), 2 * (layers + head))
+    by_shape = {
+        (1, 1): (2400, 2200),
+        (2, 1): (2 * (500 + 50 + 100), 2 * (500 + 100)),
+        (1, 2): (member_bytes(apart, GroupShape(1, 2)),) * 2,
+    }
+    for (tp, pp), expected in by_shape.items():
+        assert tuple(member_bytes(size, GroupShape(tp, pp)) for size in (apart, tied)) == expected
+    assert member_bytes(apart, GroupShape(1, 2)) >= 2 * (layers / 2 + head)
+    packed = replace(tied, bits=WeightBits(head=4.0))
+    assert packed.weight_bytes == tied.weight_bytes + head / 2
 
 
 @pytest.mark.parametrize("name", HYBRIDS + STATES + PLAIN)
