@@ -99,9 +99,8 @@ class ReferenceStateStore:
         self._lengths: dict[int, int] = {}
         self._windows: dict[tuple[int, int], Tensor] = {}  # by layer and slot
         self._states: dict[tuple[int, int], Tensor] = {}
-        self._before: dict[
-            tuple[int, int], list[tuple[Tensor, Tensor]]
-        ] = {}  # windows and states, one token earlier each
+        # Windows and states as they were, one token earlier each
+        self._before: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
     @property
     def open_slots(self) -> int:
