@@ -160,6 +160,7 @@ class LayerKinds:
     def __init__(self, model: torch.nn.Module, decoder: torch.nn.Module, layers: int):
         self.name, self.layers = layer_list(model, decoder, layers)
         check_own_tensors(model, self.name)
+        self._model = model
         self._known: list[LayerKind] = []
         self._last = -1
         self._forms: list[ModuleForm] = []
@@ -175,9 +176,11 @@ class LayerKinds:
         self._forms = [module_form(layer) for layer in self.layers]
         for i, layer in enumerate(self.layers):
             layer.forward = functools.partial(self._run, i, layer.forward)
+        begun = self._model.register_forward_pre_hook(self._begin)
         try:
             yield
         finally:
+            begun.remove()
             for layer in self.layers:
                 del layer.__dict__["forward"]
             changed = self._forms != [module_form(layer) for layer in self.layers]
@@ -186,9 +189,14 @@ class LayerKinds:
         if changed:
             raise LayersDiffer("a layer keeps something as it runs")
 
+    def _begin(self, *_: object) -> None:
+        """Begin anew: the tracer may run the model more than once."""
+        self._known.clear()
+        self._last = -1
+
     def _run(self, i: int, forward: Forward, *args: object, **kwargs: object) -> object:
         if i <= self._last:
-            self._known.clear()  # the tracer runs the model more than once
+            raise LayersDiffer("a layer runs again, with the weights that it has")
         self._last = i
         leaves, tree = tree_flatten((args, kwargs))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
