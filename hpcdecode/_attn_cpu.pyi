@@ -647,7 +647,7 @@ class StateStore:
             nodes: NUMA node of each of cpus, or an empty list.
             team: True to run on the process's OpenMP threads.
             beside: KV cache whose threads and nodes are used in place of threads, cpus, nodes and team, or None.
-            lookahead: Tokens by which slots may be truncated.
+            lookahead: Tokens by which slots may be truncated after a call of one token more at most.
 
         Raises:
             RuntimeError: If the system maps no more memory.
@@ -677,7 +677,7 @@ class StateStore:
         """Open slot dst with a copy of all that slot src has."""
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop the last tokens of a slot: up to `lookahead` of those that came with one call, but for its first.
+        """Drop the last tokens of a slot, which came with a call of 1 + `lookahead` at most, but not its first.
 
         Raises:
             ValueError: If one of them is in the slot's states.

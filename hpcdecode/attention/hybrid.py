@@ -119,10 +119,10 @@ class HybridKvCache:
         self._open.add(dst)
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop the last tokens of a slot: of those that came with one `extend`, all but the first at most.
+        """Drop the last tokens of a slot, which came with one `extend` of 1 + `lookahead` at most, but not its first.
 
         Raises:
-            ValueError: If one of them is in its states, which have a `lookahead`.
+            ValueError: If one of them is in its states.
         """
         self.states.truncate(slot, length)
         if self.kv_cache is not None:

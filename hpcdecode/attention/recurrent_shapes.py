@@ -41,7 +41,8 @@ class RecurrentShape(msgspec.Struct, frozen=True, tag="recurrent"):
         compress_rate: Tokens of a window of a compressor; 0 for none.
         overlaps: True if each mean is over the window before, too: rows then have two values and gates a channel, first
             those that the next window's mean takes, behind them those of its own.
-        lookahead: Tokens by which sequences may be truncated: rows of so many are kept beside the state.
+        lookahead: Tokens by which sequences may be truncated, after calls of one more at most: rows of so many are
+            kept beside the state.
     """
 
     heads: int

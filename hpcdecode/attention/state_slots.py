@@ -92,8 +92,9 @@ class StateSlots:
         return held
 
     def droppable(self, counts: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return how many of the tokens of a call may be dropped again; the first is known to be right."""
-        return np.clip(counts - 1, 0, self._lookahead)
+        """Return how many of the tokens of a call may be dropped again: those of a guess, which has one before it."""
+        guesses: NDArray[np.int32] = np.where(counts <= self._lookahead + 1, np.maximum(counts - 1, 0), 0)
+        return guesses
 
     def truncate(self, slot: int, length: int) -> None:
         """Drop the last tokens of a slot, as `StateStore.truncate`."""

@@ -60,10 +60,10 @@ class StateStore(Protocol):
         """Open slot dst with a copy of what src holds."""
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop the last tokens of a slot: of those that came with one `extend`, all but the first at most.
+        """Drop the last tokens of a slot, which came with one `extend` of 1 + `lookahead` at most, but not its first.
 
         Raises:
-            ValueError: If they are more than the `lookahead` of the layers' shapes.
+            ValueError: If one of them is in a state.
         """
 
     def length(self, slot: int) -> int:

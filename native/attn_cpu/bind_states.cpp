@@ -108,7 +108,7 @@ Args:
     nodes: NUMA node of each of cpus, or an empty list.
     team: True to run on the process's OpenMP threads.
     beside: KV cache whose threads and nodes are used in place of threads, cpus, nodes and team, or None.
-    lookahead: Tokens by which slots may be truncated.
+    lookahead: Tokens by which slots may be truncated after a call of one token more at most.
 
 Raises:
     RuntimeError: If the system maps no more memory.)")
@@ -132,8 +132,9 @@ Args:
              "Close slots and give their memory back to the system.")
         .def("fork", &StateStore::fork, nb::arg("src"), nb::arg("dst"), nb::call_guard<nb::gil_scoped_release>(),
              "Open slot dst with a copy of all that slot src has.")
-        .def("truncate", &StateStore::truncate, nb::arg("slot"), nb::arg("length"),
-             R"(Drop the last tokens of a slot: up to `lookahead` of those that came with one call, but for its first.
+        .def(
+            "truncate", &StateStore::truncate, nb::arg("slot"), nb::arg("length"),
+            R"(Drop the last tokens of a slot, which came with a call of 1 + `lookahead` at most, but not its first.
 
 Raises:
     ValueError: If one of them is in the slot's states.)")

@@ -110,9 +110,9 @@ void StateSlots::truncate(int slot, int64_t length) {
     for (int64_t& done : s.done) done = std::min(done, length);
 }
 
-// The first token of a call is known to be right, as those that follow are guesses at most.
+// The first token of a call is known to be right, and so are all of more than a longest guess has: those of a prompt.
 int StateSlots::droppable(int64_t count) const {
-    return static_cast<int>(std::min<int64_t>(std::max<int64_t>(count - 1, 0), lookahead_));
+    return count <= lookahead_ + 1 ? static_cast<int>(std::max<int64_t>(count - 1, 0)) : 0;
 }
 
 int64_t StateSlots::check_run(int layer, const int32_t* slots, const int32_t* counts, int n) {

@@ -43,14 +43,18 @@ def guessed(store, layers, rows, draw, ahead=AHEAD, most=9):
         rows: By layer, of each sequence, [tokens, row_columns].
         draw: Random numbers.
         ahead: Most guesses of a call.
-        most: Most tokens of a call that are right.
+        most: Most tokens of a call that guesses nothing.
     """
     lengths = [len(each) for each in rows[0]]
     outputs, seen = [[[] for _ in lengths] for _ in layers], [0] * len(lengths)
     while left := [i for i in draw.permutation(len(lengths)).tolist() if seen[i] < lengths[i]]:
         live = left[: draw.integers(1, len(left) + 1)]
-        right = [min(int(draw.integers(1, most)), lengths[i] - seen[i]) for i in live]
-        wrong = [int(draw.integers(0, ahead + 1)) for _ in live]
+        guess = [draw.random() < 0.7 for _ in live]
+        right = [
+            min(int(draw.integers(1, ahead + 2 if g else most)), lengths[i] - seen[i])
+            for i, g in zip(live, guess, strict=True)
+        ]
+        wrong = [int(draw.integers(0, ahead + 2 - n)) if g else 0 for n, g in zip(right, guess, strict=True)]
         store.extend(live, [a + b for a, b in zip(right, wrong, strict=True)])
         for place, layer in enumerate(layers):
             given = []
@@ -106,7 +110,8 @@ def test_a_fork_has_what_is_held(way, name):
         pytest.skip("torch's operations take it")
     rows, other = (random_rows(layer, 20, torch.float32, seed=seed) for seed in (1, 2))
     store = WAYS[way]([layer], [weights], torch.float32)
-    step(store, layer, [0], [torch.cat([rows[:9], other[:2]])])
+    step(store, layer, [0], [rows[:6]])
+    step(store, layer, [0], [torch.cat([rows[6:9], other[:2]])])
     store.truncate(0, 8)
     store.fork(0, 3)
     assert store.length(3) == 8
@@ -121,18 +126,21 @@ def test_what_is_in_a_state_cannot_be_dropped(way):
     layer, weights = replace(LAYERS["mamba2"], lookahead=AHEAD), random_numbers(LAYERS["mamba2"])
     rows = random_rows(layer, 12, torch.float32)
     store = WAYS[way]([layer], [weights], torch.float32)
-    step(store, layer, [4], [rows])
-    for length in (6, 13):
+    step(store, layer, [4], [rows[:7]])  # more than a guess and the token before it
+    with pytest.raises(ValueError, match="slot 4: cannot truncate length 7 to 6: 7 tokens are in its states"):
+        store.truncate(4, 6)
+    step(store, layer, [4], [rows[:6]])
+    for length in (7, 14):
         with pytest.raises(
-            ValueError, match=f"slot 4: cannot truncate length 12 to {length}: 7 tokens are in its states"
+            ValueError, match=f"slot 4: cannot truncate length 13 to {length}: 8 tokens are in its states"
         ):
             store.truncate(4, length)
-    store.truncate(4, 9)
-    store.truncate(4, 7)
-    assert store.length(4) == 7
+    store.truncate(4, 10)
+    store.truncate(4, 8)
+    assert store.length(4) == 8
     step(store, layer, [4], [rows[:1]])  # the first of a call is known to be right
-    with pytest.raises(ValueError, match="cannot truncate length 8 to 7: 8 tokens"):
-        store.truncate(4, 7)
+    with pytest.raises(ValueError, match="cannot truncate length 9 to 8: 9 tokens"):
+        store.truncate(4, 8)
     with pytest.raises(ValueError, match="slot 5 is not open"):
         store.truncate(5, 1)
     store.check()

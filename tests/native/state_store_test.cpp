@@ -1,6 +1,7 @@
 // Exercises the state store, its threads and its kernels on every ISA of this machine, for the sanitizers to watch.
 #include "state_store.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <stdexcept>
@@ -24,8 +25,8 @@ const RecurrentShape kShapes[] = {
     {4, 2, 9, 5, 0, false, true, false, 0.5f, 9, true, true},      // decays of rows by rates
 };
 
-// Takes a sequence through a layer in chunks, beside others, with exact-size heap buffers. Behind each chunk come
-// `wrong` tokens of its own, which are dropped again.
+// Takes a sequence through a layer in chunks, beside others, with exact-size heap buffers. Short chunks are filled up
+// with `wrong` tokens of their own or fewer, which are dropped again.
 template <class Act>
 std::vector<Act> in_chunks(const RecurrentShape& s, const RecurrentWeights& w, const std::vector<Act>& rows,
                            const std::string& isa, int threads, const std::vector<int32_t>& chunks, int wrong = 0) {
@@ -35,7 +36,7 @@ std::vector<Act> in_chunks(const RecurrentShape& s, const RecurrentWeights& w, c
     std::vector<Act> out;
     int64_t t = 0;
     for (int32_t count : chunks) {
-        const int32_t more = count > 0 ? wrong : 0;
+        const int32_t more = count > 0 ? std::max(wrong + 1 - count, 0) : 0;
         const std::vector<int32_t> slots = {3, 1}, counts = {2, count + more};
         std::vector<Act> in(rows.begin(), rows.begin() + 2 * columns);
         in.insert(in.end(), rows.begin() + t * columns, rows.begin() + (t + count) * columns);
