@@ -132,9 +132,8 @@ Args:
              "Close slots and give their memory back to the system.")
         .def("fork", &StateStore::fork, nb::arg("src"), nb::arg("dst"), nb::call_guard<nb::gil_scoped_release>(),
              "Open slot dst with a copy of all that slot src has.")
-        .def(
-            "truncate", &StateStore::truncate, nb::arg("slot"), nb::arg("length"),
-            R"(Drop the last tokens of a slot, which came with a call of 1 + `lookahead` at most, but not its first.
+        .def("truncate", &StateStore::truncate, nb::arg("slot"), nb::arg("length"),
+             R"(Drop the last tokens of a slot, which came with a call of 1 + `lookahead` at most, but not its first.
 
 Raises:
     ValueError: If one of them is in the slot's states.)")
