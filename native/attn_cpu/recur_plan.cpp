@@ -37,7 +37,7 @@ void RecurPlan::make(const StateSlots& slots, int layer, const RecurCost& cost, 
     for (int i = 0; i < n; ++i) {
         const int slot = numbers[i];
         if (counts[i] > 0) {
-            const int64_t held = slots.length(slot) - counts[i] - slots.in_state(slot, layer);
+            const int64_t held = slots.held(slot, layer, counts[i]);
             sequences.push_back({slot, slots.home(slot), counts[i], token, held});
             tokens += held;
         }

@@ -30,8 +30,6 @@ struct RecurrentLayer {
 struct StatePart {
     size_t offset, bytes, stride;
     int pieces;
-
-    size_t end() const { return offset + stride * (pieces - 1) + bytes; }
 };
 
 // The layers do not move once they are made, because kernels hold addresses of their numbers.

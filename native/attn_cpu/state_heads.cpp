@@ -44,14 +44,13 @@ void StateStore::reserve_scratch(const RecurrentLayer& l) {
 
 void StateStore::grow_scratch(size_t floats) {
     if (floats <= scratch_size_) return;
-    const size_t need = (floats + 15) / 16 * 16;
     scratch_size_ = 0;
     for (auto& each : scratch_) {
         each.reset();
-        each.reset(static_cast<float*>(std::aligned_alloc(64, need * sizeof(float))));
+        each.reset(static_cast<float*>(std::aligned_alloc(64, floats * sizeof(float))));
         if (!each) throw std::bad_alloc();
     }
-    scratch_size_ = need;
+    scratch_size_ = floats;
 }
 
 RecurArgs StateStore::arguments(const Call& call, const RecurItem& part, float* scratch) const {
@@ -82,42 +81,44 @@ RecurArgs StateStore::arguments(const Call& call, const RecurItem& part, float* 
 void StateStore::run_heads(const Call& call, const RecurItem& part, int thread) {
     const SequenceRun& s = *part.sequence;
     const RecurrentLayer& l = *call.layer;
-    float* scratch = scratch_[thread].get();
-    RecurArgs a = arguments(call, part, scratch);
-    const Scratch parts = scratch_of(l, part.heads, s.tokens());
+    const RecurArgs a = arguments(call, part, scratch_[thread].get());
     const FlushDenormals flush;
-    if (l.state_bytes > 0) run_held(l, a, s.held, scratch + parts.out);
+    if (s.held > 0 && l.state_bytes > 0) run_held(l, a, s);
     table_.recur.run(a);
-    if (a.end < s.count) {
-        uint8_t* copy = reinterpret_cast<uint8_t*>(scratch + parts.state);
-        const StatePart own = layers_.part(l, a.first_head, a.last_head);
-        const uint8_t* state = static_cast<uint8_t*>(a.state);
-        for (int i = 0; i < own.pieces; ++i)
-            std::memcpy(copy + own.offset + i * own.stride, state + own.offset + i * own.stride, own.bytes);
-        a.state = copy;
-        a.first = a.end;
-        a.end = s.count;
-        table_.recur.run(a);
-    }
+    if (a.end < s.count) run_guesses(l, a, s);
     // A single token takes the place of a row that no item needs. Rows of more wait until all items have run.
     if (s.count == 1) keep_inputs_of(call, s, a.first_head, a.last_head);
 }
 
-// Takes the last `held` tokens before those of `call` through the state. out: For what nobody reads, one row.
-void StateStore::run_held(const RecurrentLayer& l, const RecurArgs& call, int64_t held, float* out) const {
+// Takes the held tokens before those of `call` through the state. Nobody reads what comes out.
+void StateStore::run_held(const RecurrentLayer& l, const RecurArgs& call, const SequenceRun& s) const {
     const int64_t size = type_ == ActType::kF32 ? 4 : 2;
     RecurArgs a = call;
     a.stride = l.window_columns;
-    a.out = out;
+    a.out = call.scratch + scratch_of(l, call.last_head - call.first_head, s.tokens()).out;
     a.out_stride = 0;
-    while (held > 0) {
+    for (int64_t held = s.held; held > 0; held -= a.end) {
         a.position = call.position - held;
         const int64_t row = a.position % l.window_rows;
         a.rows = static_cast<const uint8_t*>(call.window) + row * l.window_columns * size;
         a.end = std::min(held, l.window_rows - row);
         table_.recur.run(a);
-        held -= a.end;
     }
+}
+
+// Takes the tokens behind those of `call` through a copy of the state.
+void StateStore::run_guesses(const RecurrentLayer& l, const RecurArgs& call, const SequenceRun& s) const {
+    const StatePart own = layers_.part(l, call.first_head, call.last_head);
+    const size_t at = scratch_of(l, call.last_head - call.first_head, s.tokens()).state;
+    const uint8_t* state = static_cast<const uint8_t*>(call.state);
+    uint8_t* copy = reinterpret_cast<uint8_t*>(call.scratch + at);
+    for (size_t i = 0, from = own.offset; i < static_cast<size_t>(own.pieces); ++i, from += own.stride)
+        std::memcpy(copy + from, state + from, own.bytes);
+    RecurArgs a = call;
+    a.state = copy;
+    a.first = call.end;
+    a.end = s.count;
+    table_.recur.run(a);
 }
 
 // Keeps the inputs of some heads, and of the k heads that begin among them.

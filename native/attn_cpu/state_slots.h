@@ -21,8 +21,10 @@ class StateSlots {
     void fork(int src, int dst);  // opens dst on the node of src, if that has a free place
     void truncate(int slot, int64_t length);
     int64_t length(int slot) const { return opened(slot).length; }
-    // Tokens that are in a layer's state; the others that it has seen may be dropped.
-    int64_t in_state(int slot, int layer) const { return slots_[slot].in_state[layer]; }
+    // Tokens before the last `count` that are not in a layer's state.
+    int64_t held(int slot, int layer, int64_t count) const {
+        return slots_[slot].length - count - slots_[slot].in_state[layer];
+    }
     int droppable(int64_t count) const;  // of so many tokens of a call
     int lookahead() const { return lookahead_; }
     // Checks that `layer` comes next for all slots with their last `counts` tokens. Returns the sum of `counts`.

@@ -81,7 +81,8 @@ class StateStore {
     Scratch scratch_of(const RecurrentLayer& layer, int heads, int64_t tokens) const;
     RecurArgs arguments(const Call& call, const RecurItem& part, float* scratch) const;
     void run_heads(const Call& call, const RecurItem& part, int thread);
-    void run_held(const RecurrentLayer& layer, const RecurArgs& call, int64_t held, float* out) const;
+    void run_held(const RecurrentLayer& layer, const RecurArgs& call, const SequenceRun& s) const;
+    void run_guesses(const RecurrentLayer& layer, const RecurArgs& call, const SequenceRun& s) const;
     void keep_inputs(const Call& call, const SequenceRun& s, int64_t column, int64_t columns) const;
     void keep_inputs_of(const Call& call, const SequenceRun& s, int first_head, int last_head) const;
     void run_parallel(Call& call, const std::vector<int64_t>& bounds, void (*work)(Call&, int64_t, int));

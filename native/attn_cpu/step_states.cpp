@@ -35,7 +35,7 @@ void StepStates::begin(int64_t sequences, int threads) {
 }
 
 SequenceRun StepStates::one_token(int slot, int layer, int64_t row) const {
-    return {slot, 0, 1, row, store_.slots_.length(slot) - 1 - store_.slots_.in_state(slot, layer)};
+    return {slot, 0, 1, row, store_.slots_.held(slot, layer, 1)};
 }
 
 void StepStates::attend(int layer, int thread, const SequenceRows& rows) {
