@@ -2,6 +2,9 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+
+# Without kept bytecode each of the processes that tests start compiles the package anew, a sixth of what it takes to run
+unexport PYTHONDONTWRITEBYTECODE
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name 'CMakeLists.txt')
 
 .PHONY: demo figures test test-system test-real coverage coverage-native test-% test-full survey test-openmpi test-native test-numa cuda lint bench clean

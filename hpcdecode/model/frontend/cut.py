@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-import networkx as nx
 from torch import fx
 
 from hpcdecode.errors import UserError
@@ -18,6 +17,9 @@ from hpcdecode.model.frontend.meta import meta, size_of
 from hpcdecode.model.frontend.mixers import MIXERS, rows_of
 from hpcdecode.model.frontend.nodes import as_node
 from hpcdecode.model.frontend.trace import Trace
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Dependence = Literal["symbol", "static", "position", "token"]
 SYMBOL: Final = "symbol"
@@ -125,6 +127,8 @@ def source_side(
         kinds: What each node depends on.
         trace: Trace of the model.
     """
+    import networkx as nx
+
     free_set = set(free)
     flow = nx.DiGraph()
     flow.add_nodes_from(("source", "sink"))
@@ -165,7 +169,9 @@ def viewed(node: fx.Node) -> fx.Node:
 
 def reachable(flow: nx.DiGraph) -> set[object]:
     """Return the source side of the minimum cut of `flow` that is nearest to the source."""
-    residual = nx.algorithms.flow.edmonds_karp(flow, "source", "sink")
+    from networkx.algorithms.flow import edmonds_karp
+
+    residual = edmonds_karp(flow, "source", "sink")
     seen: set[object] = {"source"}
     queue: deque[object] = deque(seen)
     while queue:
