@@ -166,6 +166,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.speculative_config and self.schedule == "fluid":
             what = "expected a schedule that keeps KV caches in memory, got --schedule fluid; leave one of them out"
             raise UserError(f"--speculative-config: {what}", everywhere=True)
+        if self.speculative_config and (form := self.speculative_config.quantization) not in (None, *WEIGHTS):
+            what = f"quantization: expected one of {', '.join(WEIGHTS)}, got {form!r}"
+            raise UserError(f"--speculative-config: {what}", everywhere=True)
         if self.skip_tokenizer_init and (self.reasoning_parser, self.tool_call_parser) != ("none", "none"):
             what = "expected no --reasoning-parser and no --tool-call-parser, which split texts; leave them out"
             raise UserError(f"--skip-tokenizer-init: {what}", everywhere=True)

@@ -1,14 +1,16 @@
 """`hpcdecode bench guesses`: decoding with speculative decoding, against decoding without, of a trained model.
 
 Rows ask for what is known of functions of Python's standard library: `json` for their names and types as JSON of one
-schema, `edits` for their code with type hints. All ways take turns in one process; the time of the prompts, which is
-that of a call for one token, does not count. Tokens must be the same.
+schema, `edits` for their code with type hints. All ways take turns in one process. Every pass has rows of its own, as
+what earlier calls generated is known; the time of their prompts, which is that of a call for one token, does not count.
+Tokens must be the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from hpcdecode.bench.edits import ASKED, encoded, functions
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.errors import InvariantViolation, UserError
 from hpcdecode.report.benchmark import case, machine, seconds_of
-from hpcdecode.requests.speculative import METHODS
+from hpcdecode.requests.speculative import DRAFT_MODEL, LOOKUPS
 from hpcdecode.system.model_path import find_model
 
 _NONE = "no guesses"
@@ -47,6 +49,10 @@ WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
     parser.add_argument("--model", metavar="DIR", help="trained model (as for generate, else smollm2)")
+    help = "second model of the method draft_model (the model itself)"
+    parser.add_argument("--draft-model", metavar="DIR", help=help)
+    help = "form of its weights, as --weights of generate (%(default)s)"
+    parser.add_argument("--draft-weights", metavar="FORM", default="int8", help=help)
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="(default: all)")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16], help="(default: 1 4 16)")
     parser.add_argument("--max-tokens", type=int, default=160, help="of a row (%(default)s)")
@@ -63,7 +69,9 @@ def run(args: argparse.Namespace) -> Report:
         if least < 1:
             raise UserError(f"--{flag}: expected {1 + (flag == 'max-tokens')} or more, got {least}")
     path = find_model(args.model or os.environ.get("HPCDECODE_MODEL") or "smollm2", {})
-    ways = {_NONE: LLM(path)} | {method: LLM(path, speculative_config={"method": method}) for method in METHODS}
+    ways = {_NONE: LLM(path)} | {method: LLM(path, speculative_config={"method": method}) for method in LOOKUPS}
+    second = {"model": args.draft_model or path, "quantization": args.draft_weights}
+    ways[f"{DRAFT_MODEL} in {args.draft_weights}"] = LLM(path, speculative_config=second)
     cases: list[Case] = []
     for workload in args.workload:
         for rows in args.rows:
@@ -87,31 +95,33 @@ def measure(model: Path, ways: dict[str, LLM], workload: str, rows: int, most: i
     """
     text, params = WORKLOADS[workload]
     texts = functions()
-    asked = tuple(text.format(texts[i % len(texts)]) for i in range(rows))
-    prompts = [{"prompt_token_ids": ids} for ids in encoded(model, asked)]
     made: dict[str, list[list[int]]] = {}
 
-    def decode(name: str, tokens: int) -> None:
+    asked = tuple(text.format(texts[i % len(texts)]) for i in range((passes + 1) * rows))
+    given = [{"prompt_token_ids": ids} for ids in encoded(model, asked)]
+
+    def decode(name: str, number: int, tokens: int) -> None:
+        prompts = given[number * rows : (number + 1) * rows]
         outputs = ways[name].generate(prompts, SamplingParams(max_tokens=tokens, **params), use_tqdm=False)
         made[name] = [list(output.outputs[0].token_ids) for output in outputs]
 
     for name in ways:
-        decode(name, most)  # finds memory, and what grammars need
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(passes):
+        decode(name, 0, most)  # finds memory, and what grammars need
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(1, passes + 1):
         for name in ways:
-            prefill = seconds_of(lambda name=name: decode(name, 1))  # type: ignore[misc]  # bound as a default
-            seconds[name].append(seconds_of(lambda name=name: decode(name, most)) - prefill)  # type: ignore[misc]
+            prefill = seconds_of(partial(decode, name, number, 1))
+            seconds = seconds_of(partial(decode, name, number, most)) - prefill
             if made[name] != made[_NONE]:
                 raise InvariantViolation("guesses change no token", f"{workload}, {rows} rows: {name} has others")
-    tokens = sum(map(len, made[_NONE])) - rows
+            speeds[name].append((sum(map(len, made[name])) - rows) / seconds)
     return [
         case(
             f"{workload}, {rows} rows, {name}",
-            [tokens / one for one in own],
+            own,
             "tokens/s",
             _NONE,
-            [none / one for none, one in zip(seconds[_NONE], own, strict=True)],
+            [one / none for none, one in zip(speeds[_NONE], own, strict=True)],
         )
-        for name, own in seconds.items()
+        for name, own in speeds.items()
     ]

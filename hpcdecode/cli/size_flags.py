@@ -195,7 +195,8 @@ def add_speculation(group: Group) -> None:
     )
     help += f"a JSON object with method ({usual.method}, which continues what the prompt or any row's text has, or "
     help += f"ngram, the row's own alone), num_speculative_tokens ({usual.num_speculative_tokens}) and settings of "
-    help += "these. Steps that would take longer have fewer guesses"
+    help += "these; or with model, a second, faster one that guesses, and quantization, the form of its weights. Steps "
+    help += "that would take longer have fewer guesses"
     group.add_argument("--speculative-config", type=parsed(SpeculativeConfig.of), metavar="JSON", help=help)
 
 

@@ -13,6 +13,7 @@ from hpcdecode.data.prompts.batch_format import require_adapter_names
 from hpcdecode.data.prompts.tokenizer import Tokenizer
 from hpcdecode.engine.attention_worker import AttentionWorker
 from hpcdecode.engine.desk import Desk, RankReport
+from hpcdecode.engine.drafting import Drafting
 from hpcdecode.engine.duties import run_lead, run_remote
 from hpcdecode.engine.kv import open_attention_worker, open_prompts
 from hpcdecode.engine.links import (
@@ -47,7 +48,6 @@ from hpcdecode.report.metrics import Metrics
 from hpcdecode.report.progress import Progress
 from hpcdecode.requests.stops import Stops
 from hpcdecode.schedule.routes import Rotation
-from hpcdecode.schedule.speculation import drafter_of
 from hpcdecode.system.signals import Signals
 from hpcdecode.system.timeline import Timeline
 
@@ -86,6 +86,7 @@ class Engine:
         limit_torch(team.me.device, options.gpu_memory)
         require_adapter_names(options.adapters, options.model)
         self.setup, self._loaded = load(options, team, model)
+        self._drafting = Drafting(options, team, self._loaded, self.timeline)
         measure_room(options, team, self.setup)
         measure_speeds(team)
         self.lost: list[Rank] = []
@@ -93,7 +94,6 @@ class Engine:
         self.comms: list[MPI.Intracomm] = []
         self._attention: AttentionWorker | None = None  # kept from run to run
         self._slots = 0  # that it has
-        self._drafter = drafter_of(options.speculative_config)
         self._work = Work()
         self._abandoned: list[Work] = []
 
@@ -271,7 +271,7 @@ class Engine:
         options, stops, prompts = self.options, self.stops, self._open_prompts()
         room = prefix_bytes(options, self.team, self.setup) // len(scale.lanes)
         shared = prompts.attention.tokens_in(room) if options.prefix_sharing else 0
-        schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops, self._drafter)
+        schedulers = schedulers_of(options, self.team, self.setup, scale, shared, desk, stops, self._drafting)
         links = cast("Sequence[SLink]", self._work.links)
         grammars, told = self.tokenizer.grammars, desk.sampled if scale.live else None
         apart = prefill_lanes(self.team.me, self._work.groups, self.model.device)

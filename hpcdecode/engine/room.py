@@ -25,6 +25,7 @@ from hpcdecode.system.memory import address_space_headroom, anonymous_bytes, ava
 _MEMORY_SHARE = 0.7  # of what is available, for the KV caches of a host
 _PREFIX_SHARE = 0.125  # of what is available, for K and V of live prefixes on the S-ranks of a host
 _LEAST_PREFIX_BYTES = 1 << 30  # of an S-rank
+_DRAFT_SHARE = 0.1  # of what is available, for K and V of a second model on the S-ranks of a host
 
 
 def measure_room(options: EngineOptions, team: Team, setup: Setup) -> None:
@@ -188,14 +189,25 @@ def prefix_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
 
     On a GPU with a KV cache these have been set aside.
     """
+    beside = _on_same_gpu(team) if team.me.device != "cpu" else []
+    if any(rank.has_r and rank.kv_device != "cpu" for rank in beside):
+        return _LEAST_PREFIX_BYTES
+    return max(_of_s_rank(options, team, setup, _PREFIX_SHARE), _LEAST_PREFIX_BYTES)
+
+
+def draft_bytes(options: EngineOptions, team: Team, setup: Setup) -> int:
+    """Return the bytes that this S-rank, which has its weights, may take for K and V of a second model."""
+    return _of_s_rank(options, team, setup, _DRAFT_SHARE)
+
+
+def _of_s_rank(options: EngineOptions, team: Team, setup: Setup, share: float) -> int:
+    """Return the bytes for this S-rank of a share of what is free on its device."""
     if team.me.device != "cpu":
         sharing = _on_same_gpu(team)
-        if any(rank.has_r and rank.kv_device != "cpu" for rank in sharing):
-            return _LEAST_PREFIX_BYTES
         free = _free_on(torch.device(team.me.device), options.gpu_memory, sharing)
-        return max(int(free * _PREFIX_SHARE / max(sum(rank.has_s for rank in sharing), 1)), _LEAST_PREFIX_BYTES)
+        return int(free * share / max(sum(rank.has_s for rank in sharing), 1))
     s_ranks = sum(rank.has_s for rank in team.ranks if rank.host == team.me.host)
-    return max(kv_share(available_bytes(), setup.mapped_bytes, s_ranks, _PREFIX_SHARE), _LEAST_PREFIX_BYTES)
+    return kv_share(available_bytes(), setup.mapped_bytes, s_ranks, share)
 
 
 def kv_share(available: int, weights: int, ranks: int, share: float = _MEMORY_SHARE) -> int:

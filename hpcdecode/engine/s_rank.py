@@ -286,7 +286,7 @@ class SRank:
         seconds, decodes, prompts = self.timeline.lap(), len(step.plan.decode), sum(c.count for c in step.prefill)
         self.pace.observe(seconds, prompts, decodes)
         if not prompts:
-            scheduler.speculation.price.observe(seconds, decodes, tokens)
+            scheduler.speculation.observe(seconds, decodes, tokens)
         for scheduler in self.schedulers:
             scheduler.admission.policy.prefill_tokens = self.pace.tokens
         self._prompt_tokens += prompts

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from hpcdecode._ops_cpu import Drafter
 from hpcdecode.attention.reach import reach_of
 from hpcdecode.attention.shapes import recurrent_shapes
 from hpcdecode.config import EngineOptions
+from hpcdecode.engine.drafting import Drafting
 from hpcdecode.engine.setup import Setup, apart, footprint_of, partition_of
 from hpcdecode.engine.swap_room import swaps_of
 from hpcdecode.ranks.layout import Group
@@ -30,7 +30,6 @@ from hpcdecode.schedule.optimistic import placement_kind
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.policies import POLICIES
 from hpcdecode.schedule.scheduler import Scheduler
-from hpcdecode.schedule.speculation import Speculation
 from hpcdecode.schedule.spread import UNKNOWN, Spread, prefix_room, shared_by_pairs, spread_of
 
 MOST_GROWTH = 8  # of B, with optimistic admission
@@ -186,7 +185,7 @@ def schedulers_of(
     prefix_tokens: int,
     feed: LaneSource,
     stops: Stops,
-    drafter: Drafter | None,
+    drafting: Drafting,
 ) -> list[Scheduler]:
     """Return the schedulers of this rank's lanes, which share a feed and its R-ranks' KV caches.
 
@@ -198,15 +197,15 @@ def schedulers_of(
         prefix_tokens: the most tokens of prefixes of a lane.
         feed: where rows come from.
         stops: what ends a sequence.
-        drafter: of the engine, which knows what was generated before.
+        drafting: of the engine, which knows what was generated before.
     """
     placement = placement_of(options, team, setup, len(scale.lanes))
     prefixes = prefix_tokens, prefix_room(placement.capacity, len(scale.lanes))
     limits = [lane_limits(options, setup, batch, scale, *prefixes) for batch in scale.lanes]
     swaps = swaps_of(options, team, placement.footprint)
-    drafting = Speculation(options.speculative_config, placement, drafter)
+    guesses = drafting.speculation(setup, placement, scale.slots * len(limits))
     return [
-        Scheduler(lane, LaneFeed(feed, lane), placement, own, stops, swaps, drafting) for lane, own in enumerate(limits)
+        Scheduler(lane, LaneFeed(feed, lane), placement, own, stops, swaps, guesses) for lane, own in enumerate(limits)
     ]
 
 

@@ -26,7 +26,9 @@ _LONGEST_INTERVAL = 2.0  # seconds between two reports
 _GRACE_INTERVALS = 2  # after the first suspicion: ranks that wait for the stuck one may be suspected before it
 _LAST_NAP = 0.01
 _CPU_SHARE = 1e-3  # of the time; a process that hangs uses none, and polling alone uses more
-_BOUNDED = frozenset(("slice", "logits", "post", "prefill", "sum", "take", "sample", "append", "attend", "wait"))
+_BOUNDED = frozenset(
+    ("slice", "logits", "post", "prefill", "sum", "take", "sample", "draft", "append", "attend", "wait")
+)
 _NAMES = tuple(OPERATIONS)
 _BYE = -1
 _SILENT, _STUCK, _WAITING = range(3)  # kinds of trouble, the likeliest cause first

@@ -15,7 +15,7 @@ from hpcdecode.report.text import table
 from hpcdecode.system.timeline import OPERATIONS, Timeline
 
 GROUPS = {  # of operations, as reports show them
-    "busy": ("slice", "logits", "prefill", "sample", "append", "attend"),
+    "busy": ("slice", "logits", "prefill", "sample", "draft", "append", "attend"),
     "overhead": ("plan", "post", "sum", "take", "commit", "desk"),
     "wait": ("wait",),
     "bubble": ("idle",),

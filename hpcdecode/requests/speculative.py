@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,20 +11,26 @@ import msgspec
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-METHODS = ("suffix", "ngram")
+DRAFT_MODEL = "draft_model"
+LOOKUPS = ("suffix", "ngram")  # methods without a second model
+METHODS = (*LOOKUPS, DRAFT_MODEL)
 MOST_DRAFTED = 64  # tokens of a sequence in a step
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of speculative decoding, under vLLM's names.
 
-    Neither method needs a second model: where the last tokens of a sequence occurred before, the tokens that followed
+    Two methods need no second model: where the last tokens of a sequence occurred before, the tokens that followed
     there are its draft. `ngram` (prompt lookup) looks into the sequence's prompt and what it generated, `suffix`
-    (suffix decoding) into what other sequences of the S-rank generated as well.
+    (suffix decoding) into what other sequences of the S-rank generated as well. With `draft_model` a second, faster
+    model goes on with the sequence (Leviathan et al. 2023, Chen et al. 2023).
 
     Attributes:
-        method: One of METHODS.
+        method: One of METHODS; `draft_model` where a model is given, and no method.
         num_speculative_tokens: Most tokens of a draft.
+        model: Directory, GGUF file or name of the second model, which has the same tokens. It may be the first itself,
+            in fewer bits.
+        quantization: Form of its projections' weights, as `--weights`; None for that of its checkpoint.
         prompt_lookup_max: Last tokens of a sequence that `ngram` looks up, at most; longer matches win.
         prompt_lookup_min: The same, at least.
         suffix_decoding_max_tree_depth: Last tokens of a sequence that `suffix` looks up, at most.
@@ -33,6 +40,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     method: str = "suffix"
     num_speculative_tokens: int = 16
+    model: str | None = None
+    quantization: str | None = None
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
     suffix_decoding_max_tree_depth: int = 8
@@ -48,8 +57,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """
         try:
             values = json.loads(given) if isinstance(given, str) else given
-            made = msgspec.convert(msgspec.to_builtins(values), cls)
-        except (json.JSONDecodeError, msgspec.ValidationError) as error:
+            values = msgspec.to_builtins(values, enc_hook=os.fspath)
+            if isinstance(values, dict) and values.get("model") is not None:
+                values = {"method": DRAFT_MODEL, **values}
+            made = msgspec.convert(values, cls)
+        except (json.JSONDecodeError, msgspec.ValidationError, TypeError) as error:
             names = ", ".join(cls.__struct_fields__)
             raise ValueError(f"expected a JSON object with some of {names}, got {given!r}: {error}") from None
         made.check()
@@ -59,6 +71,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """Raise ValueError if a value is out of range."""
         if self.method not in METHODS:
             raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {self.method!r}")
+        if (self.method == DRAFT_MODEL) != (self.model is not None):
+            raise ValueError(f"method: expected {DRAFT_MODEL} with a model, and no other, got {self.method!r}")
+        if self.quantization is not None and self.model is None:
+            raise ValueError(f"quantization: expected it with a model, got {self.quantization!r} alone")
         for name in ("num_speculative_tokens", "suffix_decoding_max_tree_depth"):
             if not 1 <= (count := getattr(self, name)) <= MOST_DRAFTED:
                 raise ValueError(f"{name}: expected an integer in [1, {MOST_DRAFTED}], got {count}")

@@ -74,8 +74,38 @@ def _placed(rows: Sequence[int], chosen: list[SampledTokens]) -> list[SampledTok
     return [SampledTokens([rows[i] for i in places], ids) for places, ids in chosen]
 
 
-def _choose(logits: Tensor, rows: Sequence[int], sequences: list[SequenceState]) -> list[SampledTokens]:
-    """Return the tokens of sequences from these rows of logits, which have been adjusted, by places in `rows`."""
+def foresee(logits: Tensor, sequences: Sequence[SequenceState], ahead: Sequence[int]) -> list[int]:
+    """Return a guess at a token to come of each sequence, from another model's logits.
+
+    It is drawn as the token itself will be, by the same random number, but that penalties and other adjustments do not
+    apply: the more alike the logits are, the more guesses are right.
+
+    Args:
+        logits: [n, vocab], of any float dtype.
+        sequences: [n].
+        ahead: [n], how many tokens are to come before the guessed one.
+
+    Returns:
+        Token ids [n].
+    """
+    tokens = [0] * len(sequences)
+    for places, ids in _choose(logits, range(len(sequences)), list(sequences), ahead):
+        for place, token in zip(places, ids.tolist(), strict=True):
+            tokens[place] = token
+    return tokens
+
+
+def _choose(
+    logits: Tensor, rows: Sequence[int], sequences: list[SequenceState], ahead: Sequence[int] = ()
+) -> list[SampledTokens]:
+    """Return the tokens of sequences from these rows of logits, which have been adjusted, by places in `rows`.
+
+    Args:
+        logits: [m, vocab].
+        rows: [n].
+        sequences: [n].
+        ahead: [n], as `foresee` takes it; nothing for the next token of each.
+    """
     chosen = []
     greedy = [i for i, s in enumerate(sequences) if s.prompt.params.temperature == 0]
     if greedy:
@@ -83,7 +113,10 @@ def _choose(logits: Tensor, rows: Sequence[int], sequences: list[SequenceState])
     drawn = [i for i, s in enumerate(sequences) if s.prompt.params.temperature > 0]
     if drawn:
         own = [sequences[i] for i in drawn]
-        columns = [(s.prompt.params.seed, s.prompt.draw_line, s.sample, len(s.generated)) for s in own]
+        places = [len(sequences[i].generated) + (ahead[i] if ahead else 0) for i in drawn]
+        columns = [
+            (s.prompt.params.seed, s.prompt.draw_line, s.sample, place) for s, place in zip(own, places, strict=True)
+        ]
         uniforms = torch.from_numpy(uniform(*np.array(columns, dtype=np.int64).T))
         ids = draw(logits, [rows[i] for i in drawn], [s.prompt.params for s in own], uniforms)
         chosen.append(SampledTokens(drawn, ids))

@@ -16,18 +16,22 @@ class DraftPrice:
     The seconds of steps are fitted by a line over their rows, with weights that fade. Where steps take as long as
     reading weights and KV caches takes, rows are free; where GEMMs are bound by arithmetic, they cost as much as a
     token does.
+
+    Attributes:
+        steps: That were observed.
+        row_seconds: Seconds of one more row; None while they are to be found out.
     """
 
     def __init__(self) -> None:
         self._rows = self._seconds = self._tokens = 0.0  # means
         self._variance = self._covariance = 0.0  # of rows; of rows and seconds
-        self._row_seconds: float | None = None
-        self._steps = 0
+        self.row_seconds: float | None = None
+        self.steps = 0
 
     def observe(self, seconds: float, rows: int, tokens: int) -> None:
         """Take note of a step without prompts, that had so many rows and gave so many tokens."""
-        self._steps += 1
-        count = self._steps - _FIRST
+        self.steps += 1
+        count = self.steps - _FIRST
         if count < 1:
             return
         if count > 1:
@@ -39,15 +43,24 @@ class DraftPrice:
         self._variance = (1 - weight) * (self._variance + weight * more * more)
         self._covariance = (1 - weight) * (self._covariance + weight * more * longer)
         if self._variance > (_SPREAD * self._rows) ** 2:
-            self._row_seconds = max(self._covariance / self._variance, 0.0)
+            self.row_seconds = max(self._covariance / self._variance, 0.0)
 
     def tried_rows(self, sequences: int) -> int:
         """Return how many guesses a step has to find out what rows cost: none in every other one, to compare with."""
-        return (sequences // _TRIED + _LEAST_TRIED) * (self._steps % 2 == 0)
+        return (sequences // _TRIED + _LEAST_TRIED) * (self.steps % 2 == 0)
+
+    @property
+    def probes(self) -> bool:
+        """Return whether the next step is one in which what is known is tried again."""
+        return self.steps % PROBE_STEPS == 0
 
     @property
     def value(self) -> float | None:
         """Return the cost of a row; None while it is to be found out, as it is for a step now and then."""
-        if self._steps % PROBE_STEPS == 0 or self._row_seconds is None:
+        if self.probes or self.row_seconds is None:
             return None
-        return self._row_seconds * self._tokens / self._seconds
+        return self.row_seconds * self._tokens / self._seconds
+
+    def step_seconds(self, rows: int) -> float:
+        """Return the seconds of a step of so many rows, as far as is known; 0 before anything is."""
+        return max(self._seconds + (self.row_seconds or 0.0) * (rows - self._rows), self._seconds / 8)

@@ -15,6 +15,7 @@ from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.requests.shortcuts import Shortcuts
 from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.schedule.draft_price import DraftPrice
+from hpcdecode.schedule.model_drafts import AskedDraft, ModelDrafts, tokens_left
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import MOST_DRAFTED_ROWS
 
@@ -36,6 +37,7 @@ class Speculation:
         config: How tokens are guessed; None guesses nothing.
         placement: Of the S-rank, which must have room for rows that come earlier than expected.
         drafter: What is known of jobs before, as `drafter_of` makes it; None for nothing.
+        model: A second model, which guesses where nothing is looked up; None if there is none.
 
     Attributes:
         price: What rows cost.
@@ -43,8 +45,15 @@ class Speculation:
         confirmed: Those of them that were right.
     """
 
-    def __init__(self, config: SpeculativeConfig | None, placement: Placement, drafter: Drafter | None = None):
-        self.config, self.placement, self.price = config, placement, DraftPrice()
+    def __init__(
+        self,
+        config: SpeculativeConfig | None,
+        placement: Placement,
+        drafter: Drafter | None = None,
+        model: ModelDrafts | None = None,
+    ):
+        self.config, self.placement, self._model = config, placement, model
+        self.price = DraftPrice() if model is None else model.price
         self.drafted = self.confirmed = 0
         self._drafter = drafter or drafter_of(config)
         self._settled: dict[int, list[SettledDraft]] = {}  # by lane
@@ -53,16 +62,14 @@ class Speculation:
         """Give drafts to sequences that decode in the next step, as far as they are worth their rows."""
         if self.config is None:
             return
-        price, left = self.price.value, MOST_DRAFTED_ROWS
-        if price is None:
-            price, left = 0.0, self.price.tried_rows(len(sequences))
-        if not left or _MARGIN * price >= 1:
-            return
+        able = [s for s in sequences if s.beams is None]
+        left = self._look_up(self.config, able)
+        if self._model is not None:
+            rows = len(sequences) + MOST_DRAFTED_ROWS - left
+            self._go_on(self._model, [s for s in able if not s.draft.tokens and tokens_left(s) > 0], rows, left)
         ahead: dict[int, list[SequenceState]] = {}
-        for sequence in sequences:
-            sequence.draft.tokens = tokens = self._draft_of(self.config, sequence, price, left)
-            if tokens:
-                left -= len(tokens)
+        for sequence in able:
+            if sequence.draft.tokens:
                 ahead.setdefault(sequence.rank, []).append(sequence)
         for rank, drafting in ahead.items():
             if not self.placement.try_ahead(rank, drafting, [len(s.draft.tokens) for s in drafting]):
@@ -83,9 +90,11 @@ class Speculation:
         """Take note of what became of the drafts of a step, and of what KV caches hold of tokens that were wrong."""
         for sequence in sequences if self.config else ():
             draft = sequence.draft
-            if not (count := len(draft.tokens)):
+            count, right = len(draft.tokens), sequence.length - draft.length - 1
+            if self._model is not None:
+                self._model.settle(sequence, right)
+            if not count:
                 continue
-            right = sequence.length - draft.length - 1
             self.drafted += count
             self.confirmed += right
             sequence.request.shortcuts += Shortcuts(drafted_tokens=count, confirmed_tokens=right)
@@ -93,23 +102,54 @@ class Speculation:
             if sequence.finish_reason is None:
                 self._settled.setdefault(sequence.lane, []).append(SettledDraft(sequence, count, right))
 
+    def observe(self, seconds: float, rows: int, tokens: int) -> None:
+        """Take note of a step without prompts, as `DraftPrice.observe`."""
+        (self._model or self.price).observe(seconds, rows, tokens)
+
+    def _look_up(self, config: SpeculativeConfig, sequences: Sequence[SequenceState]) -> int:
+        """Give drafts by what other tokens were followed by; return how many more rows the step may have."""
+        price, left = self.price.value, MOST_DRAFTED_ROWS
+        if price is None:
+            price, left = 0.0, self.price.tried_rows(len(sequences))
+        spared = MOST_DRAFTED_ROWS - left
+        if not left or _MARGIN * price >= 1:
+            return MOST_DRAFTED_ROWS
+        for sequence in sequences:
+            sequence.draft.tokens = tokens = self._draft_of(config, sequence, price, left)
+            left -= len(tokens)
+        return left + spared
+
+    def _go_on(self, model: ModelDrafts, sequences: Sequence[SequenceState], rows: int, left: int) -> None:
+        """Give drafts of at most `left` tokens by a second model, in a step that has so many rows."""
+        chosen = [(s, min(n, tokens_left(s))) for s, n in model.choose(sequences, rows, left)]
+        asked = [AskedDraft(s, n, _forced(s)[:n]) for s, n in chosen]
+        for one, tokens in zip(asked, model.model.continued(asked), strict=True):
+            one.sequence.draft.tokens, one.sequence.draft.length = tokens, one.sequence.length
+            model.note(one, len(tokens))
+
     def _draft_of(self, config: SpeculativeConfig, sequence: SequenceState, price: float, most: int) -> list[int]:
         """Return the draft of a sequence, of at most `most` tokens."""
-        if sequence.beams is not None:
-            return []
         draft = sequence.draft
         if draft.history is None:
             assert self._drafter is not None, "there is one with a configuration"
             draft.history = TokenHistory(self._drafter, sequence.given_ids)
         draft.history.extend(sequence.generated[len(draft.history) - len(sequence.given_ids) :])
         draft.length = sequence.length
-        left = sequence.request.max_new_tokens - len(sequence.generated) - 1
-        most, least, grammar = min(config.num_speculative_tokens, left, most), _MARGIN * price, sequence.sampler.matcher
+        most, least = min(config.num_speculative_tokens, tokens_left(sequence), most), _MARGIN * price
+        grammar = sequence.sampler.matcher
         if grammar is None:
             return draft.history.draft(most, least)
-        grammar.follow(sequence.generated)
-        tokens = draft.history.draft(most, least, grammar.forced())
+        tokens = draft.history.draft(most, least, _forced(sequence))
         return tokens[: grammar.allowed(tokens)]
+
+
+def _forced(sequence: SequenceState) -> list[int]:
+    """Return the tokens that must come next by a sequence's grammar, as the tokenizer writes them; none without one."""
+    grammar = sequence.sampler.matcher
+    if grammar is None:
+        return []
+    grammar.follow(sequence.generated)
+    return grammar.forced()
 
 
 def drafter_of(config: SpeculativeConfig | None) -> Drafter | None:

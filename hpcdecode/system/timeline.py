@@ -19,6 +19,7 @@ OPERATIONS = {  # in the order of reports
     "sum": "S adds up with the other members of its group",
     "take": "S puts o where the next slice reads it",
     "sample": "S draws tokens",
+    "draft": "S guesses tokens with its second model",
     "commit": "S takes the tokens and hands on finished rows",
     "desk": "S writes results, shows progress, serves other S-ranks",
     "append": "R stores K and V of prompts",

@@ -12,6 +12,10 @@ from tests.support.worlds import contents
 
 FLAGS = ("--model", "demo", "--dtype", "float32", "--kv-memory", "64M", "--max-tokens", 48, "--logprobs", 0)
 GUESSES = ("--speculative-config", '{"num_speculative_tokens": 6}')
+OF_A_MODEL = (
+    "--speculative-config",
+    '{"method": "draft_model", "model": "demo", "quantization": "int4", "num_speculative_tokens": 4}',
+)
 
 
 @pytest.fixture
@@ -41,10 +45,11 @@ WHERE = {
 }
 
 
+@pytest.mark.parametrize("guesses", [GUESSES, OF_A_MODEL], ids=["looked up", "by a model"])
 @pytest.mark.parametrize("where", WHERE)
-def test_rows_are_those_of_a_job_without_guesses(hpcdecode, plain, where):
+def test_rows_are_those_of_a_job_without_guesses(hpcdecode, plain, where, guesses):
     ranks, flags = WHERE[where]
-    job = ("generate", "rows.jsonl", "-o", "out.h5", *FLAGS, *GUESSES, *flags)
+    job = ("generate", "rows.jsonl", "-o", "out.h5", *FLAGS, *guesses, *flags)
     line = hpcdecode.line(*job, ranks=ranks, module="tests.support.guessing")  # whatever steps take here
     result = run(line, cwd=hpcdecode.directory, env=hpcdecode.environment)
     assert result.returncode == 0, result.stderr

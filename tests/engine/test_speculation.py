@@ -144,7 +144,9 @@ def test_structured_outputs_and_stop_strings_end_where_they_should(checkpoint):
 
 
 def test_settings_and_schedules_that_do_not_go_together_are_refused(checkpoint):
-    with pytest.raises(UserError, match="speculative_config: method: expected one of suffix, ngram, got 'draft_model'"):
-        LLM(checkpoint("llama3"), speculative_config={"method": "draft_model"})
+    with pytest.raises(
+        UserError, match="speculative_config: method: expected one of suffix, ngram, draft_model, got 'eagle'"
+    ):
+        LLM(checkpoint("llama3"), speculative_config={"method": "eagle"})
     with pytest.raises(UserError, match="got --schedule fluid; leave one of them out"):
         EngineOptions(model="m", schedule="fluid", kv_swap=("host:1G",), speculative_config=EAGER).check()

@@ -21,6 +21,7 @@ from hpcdecode.model import load_split
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.few_bits import BY_INT8
 from hpcdecode.schedule.draft_price import DraftPrice
+from tests.support.guessing import guessing
 from tests.support.parity import generated, greedy
 from tests.support.real_models import folder
 from tests.support.recorders import as_on_a_device
@@ -108,6 +109,20 @@ def test_a_text_that_is_said_again_takes_fewer_steps(real_model, monkeypatch):
     assert made[0] == made[1]
     counted = model._engine.metrics()
     assert counted.confirmed_tokens > counted.drafted_tokens / 2 > 50
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_model_in_fewer_bits_knows_what_it_will_say(real_model, temperature):
+    """Draws of both take the same random numbers."""
+    params = SamplingParams(max_tokens=48, temperature=temperature, seed=2, ignore_eos=True)
+    path, made = real_model("smol"), []
+    for config in (None, {"model": path, "quantization": "int8", "num_speculative_tokens": 4}):
+        llm = LLM(path, dtype="bfloat16", kv_memory="64M", speculative_config=config)
+        with guessing("model", {}):
+            made.append([o.outputs[0].token_ids for o in llm.generate(PROMPTS, params, use_tqdm=False)])
+    speculation = llm._engine._work.s_rank.schedulers[0].speculation
+    assert made[0] == made[1]
+    assert speculation.drafted > 150 and speculation.confirmed > (0.85 - temperature / 3) * speculation.drafted
 
 
 def test_a_chat_and_a_schema(real_model):

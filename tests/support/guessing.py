@@ -16,6 +16,7 @@ from hpcdecode.cli import main
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.schedule.draft_price import DraftPrice
+from hpcdecode.schedule.model_drafts import ModelDrafts
 from hpcdecode.schedule.speculation import Speculation
 
 GUESSES = ("lookup", "wild", "known")
@@ -46,7 +47,11 @@ def name_of(line: int, sample: int) -> str:
 
 @contextmanager
 def guessing(how: str, known: Known) -> Iterator[None]:
-    """Let guesses cost nothing; `wild` replaces some of their tokens, `known` takes most of them from what is known."""
+    """Let guesses cost nothing.
+
+    `wild` replaces some of their tokens, `known` takes most of them from what is known, `model` leaves them all to a
+    second model, which guesses for all sequences.
+    """
     draw, draft_of, settle = np.random.default_rng(0), Speculation._draft_of, Speculation.settle
 
     def most_of(config: SpeculativeConfig, sequence: SequenceState, most: int) -> int:
@@ -66,6 +71,15 @@ def guessing(how: str, known: Known) -> Iterator[None]:
         right = whole[len(sequence.generated) :][: draw.integers(0, most + 1)]
         return [token if draw.random() < 0.9 else max(token - 1, 0) for token in right] or found
 
+    def nothing(self: Speculation, *_: object) -> list[int]:
+        return []
+
+    def all_of_them(
+        self: ModelDrafts, sequences: Sequence[SequenceState], rows: int, left: int
+    ) -> list[tuple[SequenceState, int]]:
+        depth = min(self._most, left)
+        return [(s, depth) for s in sequences[: left // max(depth, 1)]]
+
     def counted(self: Speculation, sequences: Sequence[SequenceState]) -> None:
         before = self.drafted, self.confirmed
         settle(self, sequences)
@@ -73,7 +87,8 @@ def guessing(how: str, known: Known) -> Iterator[None]:
         Guessed.right += self.confirmed - before[1]
 
     with (
-        patch.object(Speculation, "_draft_of", {"wild": wild, "known": told}.get(how, draft_of)),
+        patch.object(Speculation, "_draft_of", {"wild": wild, "known": told, "model": nothing}.get(how, draft_of)),
+        patch.object(ModelDrafts, "choose", all_of_them),
         patch.object(Speculation, "settle", counted),
         patch.object(DraftPrice, "value", 0.0),
     ):
@@ -81,5 +96,5 @@ def guessing(how: str, known: Known) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    with guessing("lookup", {}):
+    with guessing("model" if "draft_model" in str(sys.argv) else "lookup", {}):
         sys.exit(main(sys.argv[1:]))

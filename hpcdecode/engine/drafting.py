@@ -1,0 +1,149 @@
+"""What an engine guesses tokens with: what was generated before, or a second model that its S-ranks have beside."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from hpcdecode.attention.open import device_capacity, open_kv_cache, open_on_device
+from hpcdecode.attention.shapes import attention_shapes
+from hpcdecode.attention.sizes import block_tokens_for, capacity_for
+from hpcdecode.config import EngineOptions
+from hpcdecode.data.prompts.tokenizer import Tokenizer
+from hpcdecode.data.prompts.vocabulary import load_backend
+from hpcdecode.engine.draft_model import DraftModel
+from hpcdecode.engine.room import draft_bytes
+from hpcdecode.engine.setup import Loaded, Setup, check_kv_dtype, together
+from hpcdecode.engine.weight_facts import auto_dtype, quantised
+from hpcdecode.errors import UserError
+from hpcdecode.model import SplitModel, load_split
+from hpcdecode.model.frontend.gguf.folder import model_folder
+from hpcdecode.ranks.node_memory import node_memory
+from hpcdecode.ranks.team import Team
+from hpcdecode.schedule.model_drafts import ModelDrafts
+from hpcdecode.schedule.placement import Placement
+from hpcdecode.schedule.speculation import Speculation, drafter_of
+from hpcdecode.system.model_path import find_model
+from hpcdecode.system.shared_memory import WeightMemory
+from hpcdecode.system.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+_LIKE = 0.99  # of the second model's tokens that have the same ids in the first: others are chat marks and the like
+
+
+class Drafting:
+    """Opens what the S-rank of this process guesses with; collective over the team.
+
+    Args:
+        options: Of the engine.
+        team: Of this rank.
+        loaded: The model; None on ranks without weights.
+        timeline: Of this rank.
+
+    Raises:
+        UserError: If there is no second model where one was named, or it cannot go on with the first; on every rank.
+    """
+
+    def __init__(self, options: EngineOptions, team: Team, loaded: Loaded | None, timeline: Timeline):
+        self._options, self._team, self._loaded, self._timeline = options, team, loaded, timeline
+        self._drafter = drafter_of(options.speculative_config)
+        self._model = _load(options, team, loaded)
+        self._drafts: ModelDrafts | None = None  # kept from run to run, with what it has learnt
+        self._slots = 0  # that it has
+
+    def speculation(self, setup: Setup, placement: Placement, slots: int) -> Speculation:
+        """Return what guesses for the lanes of this S-rank.
+
+        Args:
+            setup: Of the model.
+            placement: Of the S-rank.
+            slots: Sequences at once, of all lanes.
+        """
+        config = self._options.speculative_config
+        if config and self._model is not None and (self._drafts is None or slots > self._slots):
+            self._drafts = None  # its memory goes first
+            model = self._opened(self._model, setup, sum(placement.capacity), slots)
+            self._drafts, self._slots = ModelDrafts(model, config.num_speculative_tokens), slots
+        return Speculation(config, placement, self._drafter, self._drafts)
+
+    def _opened(self, model: SplitModel, setup: Setup, tokens: int, slots: int) -> DraftModel:
+        """Open the second model's KV cache, for no more tokens than R-ranks have room for, and what goes on with it."""
+        assert self._loaded is not None, "expected an S-rank"
+        shapes, dtype = attention_shapes(model.attends), setup.kv_dtype
+        nbytes, block = draft_bytes(self._options, self._team, setup), block_tokens_for(shapes, dtype)
+        most = tokens + slots * block
+        if model.device.type == "cpu":
+            kv_cache = open_kv_cache(
+                shapes,
+                kv_dtype=dtype,
+                capacity_tokens=max(min(capacity_for(shapes, dtype, nbytes, block), most), block),
+                max_sequences=slots,
+                block_tokens=block,
+                threads=self._team.me.threads,
+                team=True,
+            )
+        else:
+            kv_cache = open_on_device(
+                shapes,
+                (),
+                kv_dtype=dtype,
+                capacity_tokens=max(min(device_capacity(shapes, dtype, nbytes, block, 0, model.device), most), block),
+                max_sequences=slots,
+                block_tokens=block,
+                state_tokens=0,
+                device=model.device,
+            )
+        return DraftModel(model, kv_cache, slots, self._loaded.model.vocab_size, self._timeline)
+
+
+def _load(options: EngineOptions, team: Team, loaded: Loaded | None) -> SplitModel | None:
+    """Return the second model on this S-rank, if there is one and the rank is the first of its group."""
+    config = options.speculative_config
+    if config is None or config.model is None:
+        return None
+    loads, name = loaded is not None and team.place in team.homes, config.model
+
+    def own(memory: WeightMemory) -> SplitModel | None:
+        if not loads or loaded is None:
+            return None
+        path, device, graphs = find_model(name, {}), team.me.device, not options.enforce_eager
+        try:
+            dtype = options.dtype or auto_dtype(path, device)
+            form = quantised(msgspec.structs.replace(options, model=path, weights=config.quantization), dtype, device)
+            model = load_split(path, dtype=dtype, device=device, quantised=form, memory=memory, graphs=graphs)
+            _require_attention(model)
+            check_kv_dtype(options.kv_dtype, model.attends)
+            if team.lead:
+                _require_same_tokens(options, loaded.tokenizer, path)
+                logger.info(f"{path} guesses tokens ahead: {len(model.attends)} layers, {config.quantization or dtype}")
+        except UserError as error:
+            raise UserError(f"--speculative-config: model {name!r}: {error}") from error
+        return model
+
+    with node_memory(team, loads=loads) as memory:
+        return together(team, lambda: own(memory))
+
+
+def _require_attention(model: SplitModel) -> None:
+    """Raise UserError if a layer keeps a recurrent state, which cannot go back to before a guess."""
+    if len(attention_shapes(model.attends)) < len(model.attends):
+        raise UserError(
+            f"expected layers that all attend, got {model.facts.model_type}, some of which keep recurrent states; "
+            "name another model"
+        )
+
+
+def _require_same_tokens(options: EngineOptions, tokenizer: Tokenizer, path: str) -> None:
+    """Raise UserError if tokens of the model at `path` have other ids in a tokenizer."""
+    if options.skip_tokenizer_init or Path(path).resolve() == Path(options.model).resolve():
+        return
+    first, second = tokenizer.backend.get_vocab(), load_backend(model_folder(path)).get_vocab()
+    unlike = [token for token, number in second.items() if first.get(token) != number]
+    if len(unlike) > (1 - _LIKE) * len(second):
+        token = unlike[0]
+        raise UserError(
+            f"expected a model with the tokens of {options.model}, got others: {len(unlike):,} of {len(second):,} "
+            f"have other ids there, as {token!r}, {second[token]} and {first.get(token)}; name one of the same family"
+        )

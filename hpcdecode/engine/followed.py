@@ -1,0 +1,154 @@
+"""The sequences that a second model follows: what its KV cache holds of each, while there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcdecode.attention.base import KvCache
+from hpcdecode.requests.sequence import SequenceState
+
+_IDLE = 8  # calls after which a sequence that was not asked for gives up its room, if that is needed
+
+
+@dataclass(slots=True)
+class FollowedSequence:
+    """What the KV cache has of a sequence.
+
+    Attributes:
+        slot: Of the KV cache.
+        given: Tokens that it begins with, int64 [n].
+        prefix: Key of the prefix that it shares with other rows, or None.
+        known: Tokens of the sequence that it holds.
+        guessed: Tokens behind those that it holds, as they were guessed.
+        call: The last one that asked for a draft.
+    """
+
+    slot: int
+    given: NDArray[np.int64]
+    prefix: int | None = None
+    known: int = 0
+    guessed: list[int] = field(default_factory=list)
+    call: int = 0
+
+
+class FollowedSequences:
+    """The slots of a KV cache, for sequences that are asked for call by call.
+
+    Args:
+        kv_cache: The KV cache, without windows and states.
+        slots: Of it.
+    """
+
+    def __init__(self, kv_cache: KvCache, slots: int):
+        self.kv_cache = kv_cache
+        self._held: dict[tuple[int, int], FollowedSequence] = {}  # by seniority
+        self._free = list(reversed(range(slots)))
+        self._calls = self._promised = 0
+
+    def __len__(self) -> int:
+        """Return how many sequences have slots."""
+        return len(self._held)
+
+    def known(self, sequence: SequenceState) -> int:
+        """Return how many tokens are held of a sequence; of one without a slot, those that others surely share."""
+        if held := self._held.get(sequence.seniority):
+            return held.known
+        alike = [other.known for key, other in self._held.items() if key[0] == sequence.seniority[0]]
+        if alike:
+            return min(max(alike), len(sequence.given_ids))
+        key, length = (sequence.prefix.key, sequence.prefix.prompt_length) if sequence.prefix else (None, 0)
+        return max((min(other.known, length) for other in self._held.values() if other.prefix == key), default=0)
+
+    def begin_call(self) -> None:
+        """Begin a call, which asks for some sequences."""
+        self._calls, self._promised = self._calls + 1, 0
+
+    def follow(self, sequence: SequenceState, tokens: int) -> FollowedSequence | None:
+        """Return what is held of a sequence, without guesses that were wrong and without its newest token.
+
+        It has room for all of the sequence and so many tokens more. Return None if there is no room.
+        """
+        held = self._held.get(sequence.seniority) or self._opened(sequence)
+        if held is None:
+            return None
+        held.call = self._calls
+        self._settle(held, sequence.given_ids, sequence.generated)
+        if self._has_room(held, len(sequence.given_ids) + len(sequence.generated) + tokens):
+            return held
+        self.forget(sequence)
+        return None
+
+    def forget(self, sequence: SequenceState) -> None:
+        """Drop what is held of a sequence, if there is anything."""
+        held = self._held.pop(sequence.seniority, None)
+        if held is not None:
+            self._give_back(held)
+
+    def _give_back(self, held: FollowedSequence) -> None:
+        self._free.append(held.slot)
+        if held.known or held.guessed:
+            self.kv_cache.release([held.slot])
+
+    def _opened(self, sequence: SequenceState) -> FollowedSequence | None:
+        """Return a slot for a sequence, with what another holds that begins as it does.
+
+        Return None if no slot is free, and while such a one is still being read: it is read once.
+        """
+        given = np.array(sequence.given_ids, np.int64)
+        alike = {key: _common(other.given, given) for key, other in self._held.items()}
+        nearest = max(alike, key=alike.__getitem__, default=None)
+        source, known = None, 0
+        if nearest is not None and alike[nearest] >= self.kv_cache.block_tokens:
+            source = self._held[nearest]
+            known = min(source.known, alike[nearest])
+            if known < alike[nearest] and source.call >= self._calls - 1:
+                return None
+            source.call = self._calls  # which keeps it
+        if not self._free and not self._evict():
+            return None
+        key = sequence.prefix.key if sequence.prefix else None
+        held = FollowedSequence(self._free.pop(), given, key, known, call=self._calls)
+        self._held[sequence.seniority] = held
+        if source is not None and known:
+            self.kv_cache.fork(source.slot, held.slot)
+            self.kv_cache.truncate(held.slot, known)
+        return held
+
+    def _settle(self, held: FollowedSequence, given: Sequence[int], generated: Sequence[int]) -> None:
+        """Drop guesses that were wrong; those that were right are known now. The newest token is left to be read."""
+        came = generated[max(held.known - len(given), 0) :] if held.guessed else ()
+        wrong = (i for i, (guess, token) in enumerate(zip(held.guessed, came, strict=False)) if guess != token)
+        right = next(wrong, min(len(held.guessed), len(came)))
+        kept = min(held.known + right, len(given) + len(generated) - 1)
+        if kept < held.known + len(held.guessed):
+            self.kv_cache.truncate(held.slot, kept)
+        held.known, held.guessed = kept, []
+
+    def _has_room(self, held: FollowedSequence, length: int) -> bool:
+        """Return whether a sequence has room to become so long, beside the others of this call; promise it."""
+        block = self.kv_cache.block_tokens
+        blocks = -(-length // block) - held.known // block  # the last one held may be another's, too
+        while self.kv_cache.free_blocks < self._promised + blocks:
+            if not self._evict():
+                return False
+        self._promised += blocks
+        return True
+
+    def _evict(self) -> bool:
+        """Let go of the sequence that has had no draft for longest; return whether there was one that is idle."""
+        key = min(self._held, key=lambda key: self._held[key].call, default=None)
+        if key is None or self._held[key].call > self._calls - _IDLE:
+            return False
+        self._give_back(self._held.pop(key))
+        return True
+
+
+def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """Return how many tokens two sequences begin with alike."""
+    most = min(len(one), len(other))
+    unlike = np.flatnonzero(one[:most] != other[:most])
+    return int(unlike[0]) if len(unlike) else most

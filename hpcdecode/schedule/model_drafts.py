@@ -1,0 +1,171 @@
+"""Drafts by a second model: for which sequences, and how many tokens, are worth what the model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.schedule.draft_chances import DraftChances
+from hpcdecode.schedule.draft_price import DraftPrice
+
+_MARGIN = 1.1  # times what drafts take that they must save
+_FADING = 1 / 32  # weight of the newest step in the mean seconds of a token
+_EARLY = 0.5  # of the tokens that a sequence may still have, those that it is expected to have
+_LEARNT = 8  # drafts from which on their chances are known
+_TRIED = 6  # tokens of a draft before that
+FEW = 8  # tokens that a draft reads beside; what has more is read before
+_TRIAL_SECONDS, _TRIAL_SHARE = 0.25, 0.02  # of reading that is spent to find out: at first, and of all time
+
+
+class AskedDraft(NamedTuple):
+    """A sequence that is to have a draft of at most so many tokens, as far as its grammar allows them.
+
+    The draft begins with those that the grammar forces.
+    """
+
+    sequence: SequenceState
+    tokens: int
+    forced: list[int]
+
+
+class DraftSeconds(NamedTuple):
+    """What drafts took.
+
+    Attributes:
+        passes: Sequences and seconds of each pass of the model.
+        tokens: That it read before, of sequences that it had not followed.
+        reading: Seconds of that.
+    """
+
+    passes: list[tuple[int, float]]
+    tokens: int = 0
+    reading: float = 0.0
+
+
+class Continuation(Protocol):
+    """A second model, which goes on with sequences where they are."""
+
+    def continued(self, asked: Sequence[AskedDraft]) -> list[list[int]]:
+        """Return a draft of each, or no tokens."""
+
+    def unread(self, sequence: SequenceState) -> int:
+        """Return how many tokens it has to read before it can go on with a sequence."""
+
+    def forget(self, sequence: SequenceState) -> None:
+        """Drop what is held of a sequence, if there is anything."""
+
+    def take_seconds(self) -> DraftSeconds:
+        """Return what drafts took since the last call."""
+
+
+class ModelDrafts:
+    """Decides what a second model guesses: as many tokens a sequence as save the most time.
+
+    A step of n rows takes T(n) seconds, a pass of the model over m sequences d(m), a token c on average over the last
+    steps, what is looked up included. k tokens for each of m sequences, of which the first j are right with the chance
+    P(j), take T(n + m k) - T(n) + k d(m) and save m (P(1) + ... + P(k)) c. In the steady state that gives the most
+    tokens a second (the goodput of Liu et al. 2024, "Optimizing Speculative Decoding for Serving Large Language Models
+    Using Goodput", by Dinkelbach's iteration). A sequence is read if the tokens that it may still have save as much.
+
+    Args:
+        model: The second model.
+        most: Tokens of a draft.
+
+    Attributes:
+        model: The same.
+        price: Of rows of a step, without what drafts take.
+    """
+
+    def __init__(self, model: Continuation, most: int):
+        self.model, self.price, self._most = model, DraftPrice(), most
+        self._chances, self._pass, self._read = DraftChances(), DraftPrice(), DraftPrice()
+        self._drafted: dict[int, tuple[int, int]] = {}  # tokens forced and guessed, by the sequence's key
+        self._elapsed = self._trials = 0.0
+        self._seconds = self._tokens = 0.0  # sums that fade
+
+    def choose(self, sequences: Sequence[SequenceState], rows: int, left: int) -> list[tuple[SequenceState, int]]:
+        """Return sequences that are to have drafts, and how many tokens.
+
+        Args:
+            sequences: Those that have no other drafts.
+            rows: Of the step so far.
+            left: Rows that it may have beside those.
+        """
+        if not sequences or not left:
+            return []
+        if self._chances.drafts < _LEARNT or self.price.row_seconds is None or self.price.probes:
+            return self._tried(sequences, rows, left)
+        saved = self._best(rows, len(sequences), left)[1]
+        worth = [s for s in sequences if self._reading(s) <= saved * _EARLY * tokens_left(s)]
+        depth = self._best(rows, len(worth), left)[0] if worth else 0
+        return [(s, depth) for s in worth[: left // depth]] if depth else []
+
+    def note(self, asked: AskedDraft, tokens: int) -> None:
+        """Take note that a sequence has a draft of so many tokens in the next step; one that was refused is wrong."""
+        refused = asked.sequence.sampler.matcher is not None and 0 < tokens < asked.tokens
+        forced = min(len(asked.forced), tokens)
+        self._drafted[asked.sequence.key] = forced, tokens + refused - forced
+
+    def settle(self, sequence: SequenceState, right: int) -> None:
+        """Take note of how many tokens of a sequence's draft were right, if it had one, and of its end."""
+        forced, guessed = self._drafted.pop(sequence.key, (0, 0))
+        if guessed and right >= forced:
+            self._chances.learn(guessed, right - forced)
+        if sequence.finish_reason is not None:
+            self.model.forget(sequence)
+
+    def observe(self, seconds: float, rows: int, tokens: int) -> None:
+        """Take note of a step without prompts, drafts included, that had so many rows and gave so many tokens."""
+        spent = self.model.take_seconds()
+        for count, took in spent.passes:
+            self._pass.observe(took, count, count)
+        if spent.tokens:
+            self._read.observe(spent.reading, spent.tokens, spent.tokens)
+        self._elapsed += seconds
+        seconds -= spent.reading
+        self._seconds = (1 - _FADING) * self._seconds + seconds
+        self._tokens = (1 - _FADING) * self._tokens + tokens
+        self.price.observe(max(seconds - sum(took for _, took in spent.passes), 0.0), rows, tokens)
+
+    def _tried(self, sequences: Sequence[SequenceState], rows: int, left: int) -> list[tuple[SequenceState, int]]:
+        """Return a sequence that is tried to find out how often guesses are right, and what they take.
+
+        There is none in every other step, to compare with, and none if guesses were not worth it if all were right.
+        """
+        known = self.price.row_seconds is not None and self._chances.drafts > 0
+        if self.price.steps % 2 or (known and not self._best(rows, len(sequences), left, sure=True)[0]):
+            return []
+        one = min(sequences, key=self.model.unread)
+        expected = self._reading(one)
+        if expected > self._best(rows, len(sequences), left)[1] * _EARLY * tokens_left(one):
+            if self._trials + expected > _TRIAL_SECONDS + _TRIAL_SHARE * self._elapsed:
+                return []
+            self._trials += expected
+        return [(one, min(_TRIED, left, self._most))]
+
+    def _reading(self, sequence: SequenceState) -> float:
+        """Return the seconds that it takes to read a sequence before a draft."""
+        tokens = self.model.unread(sequence)
+        return 0.0 if tokens <= FEW else self._read.step_seconds(tokens)
+
+    def _best(self, rows: int, sequences: int, left: int, *, sure: bool = False) -> tuple[int, float]:
+        """Return the best number of tokens for so many sequences, and the seconds that each of their tokens saves.
+
+        If all guesses were `sure` to be right, else as often as they are.
+        """
+        alone, worth = self.price.step_seconds(rows), self._seconds / max(self._tokens, 1.0)
+        depth, most, saved, chance, right = 0, 0.0, 0.0, 1.0, 0.0
+        for k in range(1, min(self._most, left) + 1):
+            own = min(sequences, left // k)
+            chance *= 1.0 if sure else self._chances.of(k - 1)
+            right += chance
+            cost = self.price.step_seconds(rows + own * k) - alone + k * self._pass.step_seconds(own)
+            if (gain := own * right * worth - _MARGIN * cost) > most:
+                depth, most, saved = k, gain, gain / (own * (1 + right))
+        return depth, saved
+
+
+def tokens_left(sequence: SequenceState) -> int:
+    """Return how many tokens a sequence may have beyond its next one."""
+    return sequence.request.max_new_tokens - len(sequence.generated) - 1
