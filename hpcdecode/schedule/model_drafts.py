@@ -107,10 +107,10 @@ class ModelDrafts:
         forced = min(len(asked.forced), tokens)
         self._drafted[asked.sequence.key] = forced, tokens + refused - forced
 
-    def settle(self, sequence: SequenceState, right: int) -> None:
-        """Take note of how many tokens of a sequence's draft were right, if it had one, and of its end."""
+    def settle(self, sequence: SequenceState, right: int | None) -> None:
+        """Take note of how many tokens of a sequence's draft were right, None if it was not tried, and of its end."""
         forced, guessed = self._drafted.pop(sequence.key, (0, 0))
-        if guessed and right >= forced:
+        if guessed and right is not None and right >= forced:
             self._chances.learn(guessed, right - forced)
         if sequence.finish_reason is not None:
             self.model.forget(sequence)

@@ -92,7 +92,7 @@ class Speculation:
             draft = sequence.draft
             count, right = len(draft.tokens), sequence.length - draft.length - 1
             if self._model is not None:
-                self._model.settle(sequence, right)
+                self._model.settle(sequence, right if count else None)
             if not count:
                 continue
             self.drafted += count

@@ -95,6 +95,21 @@ def test_what_takes_longer_to_read_than_it_saves_is_not_read():
     assert sum(few.left.values()) >= 6000 and not sum(many.left.values())
 
 
+def test_what_was_not_tried_teaches_nothing_and_what_a_grammar_refused_was_wrong():
+    machine = Machine(sequences=1)
+    (sequence,), chances = machine.sequences, machine.drafts._chances
+    machine.drafts.note(AskedDraft(sequence, 4, []), 4)
+    machine.drafts.settle(sequence, None)
+    assert not chances.drafts
+    machine.drafts.note(AskedDraft(sequence, 4, [7, 8]), 3)  # two forced, one guessed
+    machine.drafts.settle(sequence, 3)
+    assert chances.drafts == 1 and chances.of(0) > 0.8 == chances.of(1)
+    sequence.sampler.matcher = object()
+    machine.drafts.note(AskedDraft(sequence, 4, []), 1)
+    machine.drafts.settle(sequence, 1)
+    assert chances.drafts == 2 and chances.of(1) < 0.8
+
+
 def test_little_time_goes_into_reading_to_find_out():
     machine = Machine(sequences=200, unread=400, reading=1e-3, right=0)
     machine.run(400)
