@@ -57,11 +57,14 @@ class FollowedSequences:
         """Return how many tokens are held of a sequence; of one without a slot, those that others surely share."""
         if held := self._held.get(sequence.seniority):
             return held.known
-        alike = [other.known for key, other in self._held.items() if key[0] == sequence.seniority[0]]
-        if alike:
-            return min(max(alike), len(sequence.given_ids))
-        key, length = (sequence.prefix.key, sequence.prefix.prompt_length) if sequence.prefix else (None, 0)
-        return max((min(other.known, length) for other in self._held.values() if other.prefix == key), default=0)
+        known, number, prefix = [0], sequence.seniority[0], sequence.prefix
+        if len(sequence.request.sequences) > 1:
+            length = len(sequence.given_ids)
+            known += [min(other.known, length) for key, other in self._held.items() if key[0] == number]
+        if prefix is not None:
+            length = prefix.prompt_length
+            known += [min(other.known, length) for other in self._held.values() if other.prefix == prefix.key]
+        return max(known)
 
     def begin_call(self) -> None:
         """Begin a call, which asks for some sequences."""

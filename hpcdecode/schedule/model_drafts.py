@@ -96,7 +96,9 @@ class ModelDrafts:
             return []
         if self._chances.drafts < _LEARNT or self.price.row_seconds is None or self.price.probes:
             return self._tried(sequences, rows, left)
-        saved = self._best(rows, len(sequences), left)[1]
+        depth, saved = self._best(rows, len(sequences), left)
+        if not depth:
+            return []
         worth = [s for s in sequences if self._reading(s) <= saved * _EARLY * tokens_left(s)]
         depth = self._best(rows, len(worth), left)[0] if worth else 0
         return [(s, depth) for s in worth[: left // depth]] if depth else []

@@ -6,13 +6,14 @@ import functools
 import gc
 import json
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 
-from hpcdecode.attention.shapes import attention_shapes, state_bytes
+from hpcdecode.attention.shapes import MixerShape, attention_shapes, recurrent_shapes, state_bytes
 from hpcdecode.config import Job
 from hpcdecode.data.prompts import first_rows
 from hpcdecode.data.prompts.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ from hpcdecode.generate import ROW_ERRORS, generate
 from hpcdecode.model import SplitModel, load_split
 from hpcdecode.mpi.collectives import broadcast
 from hpcdecode.requests.params import SamplingParams
+from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import DRAINED
 from tests.differential.contents import Contents, Mix, contents
@@ -149,7 +151,7 @@ class Company:
                 options["kv_swap"] = (TIERS[tiers].format(folder=self.folder),)
             guesses = options.pop("guesses", None)
             if guesses := guesses if options.get("schedule") != "fluid" else None:
-                options["speculative_config"] = EAGER
+                options["speculative_config"] = self._guesses(mix["model"], guesses, shapes)
             model = self._model(mix["model"]) if comm.rank < s_ranks and size == 1 else None
             job = self._job(mix, "company.jsonl", output, {**options, "tp": self.tp})
             with (
@@ -167,6 +169,12 @@ class Company:
                 copy(kept(output), output)
             comm.Free()
         broadcast(WORLD, 0, int)
+
+    def _guesses(self, name: str, how: str, shapes: Sequence[MixerShape]) -> SpeculativeConfig:
+        """Settings of guesses; by the model itself in fewer bits if that can be, which is right and wrong."""
+        if how != "model" or recurrent_shapes(shapes):
+            return EAGER
+        return SpeculativeConfig.of({"model": self.models[name], "quantization": "int4", "num_speculative_tokens": 5})
 
     def _options(self, mix: Mix, run: dict[str, Any], ranks: int) -> dict[str, Any]:
         """Options of a run that its number of ranks and its model allow."""

@@ -2,7 +2,7 @@
 
 usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X] [--tp K]
        [--preempts X] [--tiers host|file|torn] [--rotates host|file] [--score] [--adapters] [--weights FORM]
-       [--activations int8] [--kv-dtype DTYPE] [--guesses lookup|wild|known]
+       [--activations int8] [--kv-dtype DTYPE] [--guesses lookup|wild|known|model]
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_100_mixes_of_attention_in_chunks(tmp_path, options):
 
 
 @pytest.mark.parametrize(
-    "how", [how if how == "wild" else pytest.param(how, marks=pytest.mark.full) for how in GUESSES]
+    "how", [how if how in ("wild", "model") else pytest.param(how, marks=pytest.mark.full) for how in GUESSES]
 )
 def test_mixes_with_guesses(tmp_path, how):
     same(run_mixes(tmp_path, "demo=demo", 2, 109, "--guesses", how, seconds=300), 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -19,7 +20,7 @@ from hpcdecode.schedule.draft_price import DraftPrice
 from hpcdecode.schedule.model_drafts import ModelDrafts
 from hpcdecode.schedule.speculation import Speculation
 
-GUESSES = ("lookup", "wild", "known")
+GUESSES = ("lookup", "wild", "known", "model")
 Known = dict[str, list[int]]  # what samples generate, by `name_of`
 EAGER = SpeculativeConfig(
     method="suffix",
@@ -71,8 +72,8 @@ def guessing(how: str, known: Known) -> Iterator[None]:
         right = whole[len(sequence.generated) :][: draw.integers(0, most + 1)]
         return [token if draw.random() < 0.9 else max(token - 1, 0) for token in right] or found
 
-    def nothing(self: Speculation, *_: object) -> list[int]:
-        return []
+    def left_out(self: Speculation, *arguments: Any) -> list[int]:
+        return draft_of(self, *arguments) if self._model is None else []
 
     def all_of_them(
         self: ModelDrafts, sequences: Sequence[SequenceState], rows: int, left: int
@@ -87,7 +88,7 @@ def guessing(how: str, known: Known) -> Iterator[None]:
         Guessed.right += self.confirmed - before[1]
 
     with (
-        patch.object(Speculation, "_draft_of", {"wild": wild, "known": told, "model": nothing}.get(how, draft_of)),
+        patch.object(Speculation, "_draft_of", {"wild": wild, "known": told, "model": left_out}.get(how, draft_of)),
         patch.object(ModelDrafts, "choose", all_of_them),
         patch.object(Speculation, "settle", counted),
         patch.object(DraftPrice, "value", 0.0),
