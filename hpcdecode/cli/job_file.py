@@ -9,6 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from msgspec.structs import replace
+
 from hpcdecode.attention.recurrent_shapes import STATE_DTYPES
 from hpcdecode.cli.arguments import parse_dtype
 from hpcdecode.cli.generate_flags import text_or_file
@@ -21,7 +23,7 @@ from hpcdecode.requests.field_types import typed
 from hpcdecode.requests.params import sampling_kinds
 from hpcdecode.requests.shard import Shard
 from hpcdecode.requests.speculative import SpeculativeConfig
-from hpcdecode.system.model_path import DEMO, read_toml
+from hpcdecode.system.model_path import model_from, read_toml
 from hpcdecode.system.sizes import parse_bytes
 
 _FAIL_FAST = "fail_fast"
@@ -44,8 +46,8 @@ _TABLES = {"speculative_config"}  # among these, those that may be tables, too
 def read_job_file(path: str) -> dict[str, Any]:
     """Return the values of a job file, by the names of the fields of Job and SamplingParams.
 
-    Relative paths in it (`prompts`, `model`, `lora`, `output`, `trace`, `profile`) start at the file's folder. `lora`
-    may be a table of directories by name.
+    Relative paths in it (`prompts`, `model`, `lora`, `output`, `trace`, `profile`) start at the file's folder; names of
+    models are no paths. `lora` may be a table of directories by name.
 
     Raises:
         UserError: If the file is no TOML, a key is the name of no flag, or a value has the wrong type.
@@ -95,8 +97,11 @@ def _value(name: str, kind: Any, value: Any) -> Any:
 def _from_folder(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     if "prompts" in values:
         values["prompts"] = tuple(p if p == STDIN else str(folder / p) for p in values["prompts"])
-    if values.get("model", DEMO) != DEMO:
-        values["model"] = str(folder / values["model"])
+    if "model" in values:
+        values["model"] = model_from(folder, values["model"])
+    guesses: SpeculativeConfig | None = values.get("speculative_config")
+    if guesses is not None and guesses.model is not None:
+        values["speculative_config"] = replace(guesses, model=model_from(folder, guesses.model))
     for name in values.keys() & {"prompt_template", "messages_template", "system_prompt"}:
         if (folder / values[name]).is_file():
             values[name] = text_or_file(str(folder / values[name]))

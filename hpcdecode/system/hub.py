@@ -30,6 +30,12 @@ def hub_cache() -> Path:
     return Path(os.path.expandvars(given)).expanduser()
 
 
+def in_hub_cache(model: str) -> bool:
+    """Return whether a name, or what could be a path, is that of a model in the hub's cache."""
+    match = HUB_ID.fullmatch(model)
+    return match is not None and (hub_cache() / (HUB_FOLDER + match["name"].replace("/", "--")) / "snapshots").is_dir()
+
+
 def from_hub(model: str, *, weights: bool = True) -> str | None:
     """Return the path of a model of the hub in the local cache.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcdecode.errors import UserError
 from hpcdecode.system.fetched import PACKAGES, fetched, place_of
-from hpcdecode.system.hub import from_hub
+from hpcdecode.system.hub import from_hub, in_hub_cache
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,6 +51,13 @@ def find_model(flag: str | None, environment: Mapping[str, str], *, weights: boo
     if model == DEMO:
         return str(demo_directory() / "model")
     return from_hub(model, weights=weights) or model
+
+
+def model_from(folder: Path, model: str) -> str:
+    """Return a model that a file in `folder` names: a path starts there; a name stays one, unless it is a path, too."""
+    path = folder / model
+    is_name = model == DEMO or model in PACKAGES or in_hub_cache(model)
+    return model if is_name and not path.exists() else str(path)
 
 
 def short_names(path: Path) -> set[str]:

@@ -52,6 +52,18 @@ def job_file(tmp_path):
     return write
 
 
+def test_names_of_models_stay_names(job_file, tmp_path, monkeypatch):
+    """In a folder other than the working directory; a path of the same name wins."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "hub" / "models--org--name" / "snapshots").mkdir(parents=True)
+    for name in ("demo", "smollm2", "org/name", "org/name@v2"):
+        values = read_job_file(job_file(f'model = "{name}"\n[speculative_config]\nmodel = "{name}"'))
+        assert values["model"] == values["speculative_config"].model == name
+    (tmp_path / "smollm2").mkdir()
+    assert read_job_file(job_file('model = "smollm2"'))["model"] == str(tmp_path / "smollm2")
+    assert read_job_file(job_file('model = "org/other"'))["model"] == str(tmp_path / "org/other")
+
+
 def test_values_and_paths(job_file, tmp_path):
     text = """
         prompts = ["a.jsonl", "/b/*.jsonl", "-"]
@@ -81,7 +93,8 @@ def test_values_and_paths(job_file, tmp_path):
         "max_errors": 0,
         "overwrite": True,
     }
-    assert read_job_file(job_file('model = "demo"'))["model"] == "demo"
+    second = read_job_file(job_file('[speculative_config]\nmodel = "models/n"'))["speculative_config"]
+    assert (second.method, second.model) == ("draft_model", str(tmp_path / "models/n"))
     guessed = read_job_file(job_file("[speculative_config]\nnum_speculative_tokens = 3"))
     assert guessed == {"speculative_config": SpeculativeConfig(num_speculative_tokens=3)}
     assert read_job_file(job_file("speculative_config = '{}'"))["speculative_config"] == SpeculativeConfig()
