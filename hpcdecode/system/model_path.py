@@ -54,10 +54,10 @@ def find_model(flag: str | None, environment: Mapping[str, str], *, weights: boo
 
 
 def model_from(folder: Path, model: str) -> str:
-    """Return a model that a file in `folder` names: a path starts there; a name stays one, unless it is a path, too."""
+    """Return a model that a file in `folder` names: paths start there, names stay what they are for `find_model`."""
     path = folder / model
-    is_name = model == DEMO or model in PACKAGES or in_hub_cache(model)
-    return model if is_name and not path.exists() else str(path)
+    is_name = model == DEMO or model in PACKAGES or (in_hub_cache(model) and not path.exists())
+    return model if is_name else str(path)
 
 
 def short_names(path: Path) -> set[str]:

@@ -53,14 +53,14 @@ def job_file(tmp_path):
 
 
 def test_names_of_models_stay_names(job_file, tmp_path, monkeypatch):
-    """In a folder other than the working directory; a path of the same name wins."""
+    """In a folder other than the working directory."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "hub" / "models--org--name" / "snapshots").mkdir(parents=True)
     for name in ("demo", "smollm2", "org/name", "org/name@v2"):
         values = read_job_file(job_file(f'model = "{name}"\n[speculative_config]\nmodel = "{name}"'))
         assert values["model"] == values["speculative_config"].model == name
-    (tmp_path / "smollm2").mkdir()
-    assert read_job_file(job_file('model = "smollm2"'))["model"] == str(tmp_path / "smollm2")
+    (tmp_path / "org/name").mkdir(parents=True)
+    assert read_job_file(job_file('model = "org/name"'))["model"] == str(tmp_path / "org/name")
     assert read_job_file(job_file('model = "org/other"'))["model"] == str(tmp_path / "org/other")
 
 
