@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hpcdecode.requests.speculative import SpeculativeConfig
@@ -10,6 +12,8 @@ from hpcdecode.requests.speculative import SpeculativeConfig
 def test_settings_are_given_as_text_dictionary_or_as_they_are():
     made = SpeculativeConfig.of('{"method": "suffix", "num_speculative_tokens": 3}')
     assert made == SpeculativeConfig.of({"num_speculative_tokens": 3}) == SpeculativeConfig(num_speculative_tokens=3)
+    second = SpeculativeConfig.of({"model": Path("a/b"), "quantization": "int8"})
+    assert (second.method, second.model) == ("draft_model", "a/b") and SpeculativeConfig.of(second) == second
     assert SpeculativeConfig.of(made) == made and SpeculativeConfig.of("{}") == SpeculativeConfig()
 
 
@@ -18,9 +22,17 @@ def test_settings_are_given_as_text_dictionary_or_as_they_are():
     [
         ("ngram", "expected a JSON object with some of method, num_speculative_tokens"),
         ("[3]", "expected a JSON object"),
-        ({"model": "draft"}, "unknown field `model`"),
+        ({"drafter": "draft"}, "unknown field `drafter`"),
+        ({"model": 3}, "Expected `str | null`, got `int`"),
+        ({"model": object()}, "expected a JSON object with some of method"),
+        (
+            {"model": "draft", "method": "suffix"},
+            "method: expected draft_model with a model, and no other, got 'suffix'",
+        ),
+        ({"method": "draft_model"}, "method: expected draft_model with a model, and no other"),
+        ({"quantization": "int4"}, "quantization: expected it with a model, got 'int4' alone"),
         ({"num_speculative_tokens": "3"}, "Expected `int`, got `str`"),
-        ({"method": "eagle"}, "method: expected one of suffix, ngram, got 'eagle'"),
+        ({"method": "eagle"}, "method: expected one of suffix, ngram, draft_model, got 'eagle'"),
         ({"num_speculative_tokens": 0}, r"num_speculative_tokens: expected an integer in \[1, 64\], got 0"),
         ({"num_speculative_tokens": 65}, "got 65"),
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "expected 1 <= min <= max, got 4 and 3"),
