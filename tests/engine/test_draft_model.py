@@ -202,7 +202,7 @@ def test_sequences_that_have_no_drafts_give_up_their_room(on_device):
     on_device.kv_cache.check()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 10))])
 def test_a_draft_is_that_of_a_sequence_alone(checkpoint, monkeypatch, seed):
     """Sequences that begin alike, come and go, are right and wrong, in little room: what has a draft has the same."""
     monkeypatch.setattr(draft_model, "_READ_AT_ONCE", 48)
@@ -213,7 +213,7 @@ def test_a_draft_is_that_of_a_sequence_alone(checkpoint, monkeypatch, seed):
     sequences: list[SequenceState] = []
     made = 0
     with torch.inference_mode():
-        for line in range(120):
+        for line in range(60):
             if len(sequences) < 3 or draw.random() < 0.4:
                 given = [*documents[draw.integers(3)][: draw.integers(1, 41)], *draw.integers(5, 200, draw.integers(9))]
                 sequences.append(sequence_of([*map(int, given)], [int(draw.integers(5, 200))], line=line))
@@ -231,7 +231,7 @@ def test_a_draft_is_that_of_a_sequence_alone(checkpoint, monkeypatch, seed):
                 if draw.random() < 0.7:
                     tight.forget(gone)
             tight.kv_cache.check()
-    assert made > 60
+    assert made > 40
 
 
 def opened_on_cpu(model, blocks, slots):
