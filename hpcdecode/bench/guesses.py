@@ -68,6 +68,9 @@ def run(args: argparse.Namespace) -> Report:
     for flag, least in (("rows", min(args.rows)), ("max-tokens", args.max_tokens - 1), ("passes", args.passes)):
         if least < 1:
             raise UserError(f"--{flag}: expected {1 + (flag == 'max-tokens')} or more, got {least}")
+    if (args.passes + 1) * max(args.rows) > (known := len(functions())):
+        got = f"got {args.passes} passes and one before them of {max(args.rows)}"
+        raise UserError(f"--rows: expected at most {known} of all passes together, functions of their own, {got}")
     path = find_model(args.model or os.environ.get("HPCDECODE_MODEL") or "smollm2", {})
     ways = {_NONE: LLM(path)} | {method: LLM(path, speculative_config={"method": method}) for method in LOOKUPS}
     second = {"model": args.draft_model or path, "quantization": args.draft_weights}
@@ -96,8 +99,7 @@ def measure(model: Path, ways: dict[str, LLM], workload: str, rows: int, most: i
     text, params = WORKLOADS[workload]
     texts = functions()
     made: dict[str, list[list[int]]] = {}
-
-    asked = tuple(text.format(texts[i % len(texts)]) for i in range((passes + 1) * rows))
+    asked = tuple(text.format(texts[i]) for i in range((passes + 1) * rows))
     given = [{"prompt_token_ids": ids} for ids in encoded(model, asked)]
 
     def decode(name: str, number: int, tokens: int) -> None:
