@@ -15,12 +15,14 @@ BODIES = [
 ]
 
 
-@pytest.mark.parametrize("speculative", [{"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1}])
-def test_answers_and_streams_are_those_without_guesses(checkpoint, speculative):
+@pytest.mark.parametrize("how", ["wild", "model"])
+def test_answers_and_streams_are_those_without_guesses(checkpoint, how):
+    lookups = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1}
+    second = {"model": checkpoint("llama3"), "quantization": "int4"}
     found = []
-    for config in (None, speculative):
+    for config in (None, lookups if how == "wild" else second):
         llm = LLM(checkpoint("llama3"), dtype="float32", batch=8, kv_memory="16M", threads=1, speculative_config=config)
-        with guessing("wild", {}), served(llm) as server:
+        with guessing(how, {}), served(llm) as server:
             whole = [server.post("/v1/completions", **body).json()["choices"] for body in BODIES]
             streamed = [joined(server.post("/v1/completions", **body, stream=True)) for body in BODIES]
             tokens = server.client.get("/stats").json()["tokens"]
