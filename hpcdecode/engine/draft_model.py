@@ -63,6 +63,7 @@ class DraftModel:
         slots: Of the KV cache.
         vocabulary: Token ids of the first model are below.
         timeline: Of this rank.
+        most: Tokens of a sequence that the model sees; of longer ones the last half as many, and what follows.
 
     Attributes:
         model: The same.
@@ -70,9 +71,11 @@ class DraftModel:
         followed: The sequences that it has read.
     """
 
-    def __init__(self, model: SplitModel, kv_cache: KvCache, slots: int, vocabulary: int, timeline: Timeline):
+    def __init__(
+        self, model: SplitModel, kv_cache: KvCache, slots: int, vocabulary: int, timeline: Timeline, most: int
+    ):
         self.model, self.kv_cache, self._vocabulary, self._timeline = model, kv_cache, vocabulary, timeline
-        self.followed = FollowedSequences(kv_cache, slots)
+        self.followed = FollowedSequences(kv_cache, slots, min(most, model.max_positions or most))
         self._fused = FusedStep.of(model, kv_cache) if fusable(kv_cache) else None
         self._recorded = RecordedSlices.of(model)
         self._passes: list[tuple[int, float]] = []
@@ -131,17 +134,14 @@ class DraftModel:
 
     def _read(self, asked: AskedDraft) -> ReadTokens | None:
         """Return what the model has to read before it can go on with a sequence; None if it cannot."""
-        given, generated, most = asked.sequence.given_ids, asked.sequence.generated, self.model.max_positions
-        length = len(given) + len(generated)
-        if most is not None and length + asked.tokens > most:
-            return None
+        given, generated = asked.sequence.given_ids, asked.sequence.generated
         held = self.followed.follow(asked.sequence, asked.tokens)
         if held is None:
             return None
         ids = [*given[held.known :], *generated[max(held.known - len(given), 0) :], *asked.forced]
         if self.model.vocab_size < self._vocabulary and max(ids) >= self.model.vocab_size:
             return None
-        return ReadTokens(held, ids, length - held.known)
+        return ReadTokens(held, ids, len(given) + len(generated) - held.known)
 
     def _catch_up(self, reads: dict[int, ReadTokens]) -> None:
         """Read what sequences had before they had drafts, some of it in a step; leave out those that have more."""
@@ -166,7 +166,7 @@ class DraftModel:
         """Run the model over the next tokens of sequences; return where its last slice ends for the last of each."""
         slots = np.array([read.held.slot for read in reads], np.int32)
         counts = np.array([len(read.ids) for read in reads], np.int32)
-        starts = [read.held.known + len(read.held.guessed) for read in reads]
+        starts = [read.held.known - read.held.skipped + len(read.held.guessed) for read in reads]
         ids = np.array([token for read in reads for token in read.ids], np.int64)
         positions = np.concatenate([np.arange(s, s + len(r.ids)) for s, r in zip(starts, reads, strict=True)])
         last = np.cumsum(counts, dtype=np.int64) - 1

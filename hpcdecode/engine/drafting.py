@@ -22,6 +22,7 @@ from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.ranks.node_memory import node_memory
 from hpcdecode.ranks.team import Team
+from hpcdecode.requests.speculative import SpeculativeConfig
 from hpcdecode.schedule.model_drafts import ModelDrafts
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.speculation import Speculation, drafter_of
@@ -64,11 +65,13 @@ class Drafting:
         config = self._options.speculative_config
         if config and self._model is not None and (self._drafts is None or slots > self._slots):
             self._drafts = None  # its memory goes first
-            model = self._opened(self._model, setup, sum(placement.capacity), slots)
+            model = self._opened(config, self._model, setup, sum(placement.capacity), slots)
             self._drafts, self._slots = ModelDrafts(model, config.num_speculative_tokens), slots
         return Speculation(config, placement, self._drafter, self._drafts)
 
-    def _opened(self, model: SplitModel, setup: Setup, tokens: int, slots: int) -> DraftModel:
+    def _opened(
+        self, config: SpeculativeConfig, model: SplitModel, setup: Setup, tokens: int, slots: int
+    ) -> DraftModel:
         """Open the second model's KV cache, for no more tokens than R-ranks have room for, and what goes on with it."""
         assert self._loaded is not None, "expected an S-rank"
         shapes, dtype = attention_shapes(model.attends), setup.kv_dtype
@@ -95,7 +98,7 @@ class Drafting:
                 state_tokens=0,
                 device=model.device,
             )
-        return DraftModel(model, kv_cache, slots, self._loaded.model.vocab_size, self._timeline)
+        return DraftModel(model, kv_cache, slots, self._loaded.model.vocab_size, self._timeline, config.max_model_len)
 
 
 def _load(options: EngineOptions, team: Team, loaded: Loaded | None) -> SplitModel | None:

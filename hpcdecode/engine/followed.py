@@ -22,7 +22,8 @@ class FollowedSequence:
         slot: Of the KV cache.
         given: Tokens that it begins with, int64 [n].
         prefix: Key of the prefix that it shares with other rows, or None.
-        known: Tokens of the sequence that it holds.
+        skipped: Tokens that it has left out, the first ones.
+        known: Tokens of the sequence that it holds, with those that it has left out.
         guessed: Tokens behind those that it holds, as they were guessed.
         call: The last one that asked for a draft.
     """
@@ -30,6 +31,7 @@ class FollowedSequence:
     slot: int
     given: NDArray[np.int64]
     prefix: int | None = None
+    skipped: int = 0
     known: int = 0
     guessed: list[int] = field(default_factory=list)
     call: int = 0
@@ -38,13 +40,17 @@ class FollowedSequence:
 class FollowedSequences:
     """The slots of a KV cache, for sequences that are asked for call by call.
 
+    Of a sequence that becomes too long the last tokens are read again, half as many as a slot may hold: what is near
+    tells most of what comes next, and what is far is looked up.
+
     Args:
         kv_cache: The KV cache, without windows and states.
         slots: Of it.
+        most: Tokens of a slot.
     """
 
-    def __init__(self, kv_cache: KvCache, slots: int):
-        self.kv_cache = kv_cache
+    def __init__(self, kv_cache: KvCache, slots: int, most: int):
+        self.kv_cache, self._most = kv_cache, most
         self._held: dict[tuple[int, int], FollowedSequence] = {}  # by seniority
         self._free = list(reversed(range(slots)))
         self._calls = self._promised = 0
@@ -54,9 +60,11 @@ class FollowedSequences:
         return len(self._held)
 
     def known(self, sequence: SequenceState) -> int:
-        """Return how many tokens are held of a sequence; of one without a slot, those that others surely share."""
+        """Return how many tokens need not be read; of a sequence without a slot, those that others surely share."""
         if held := self._held.get(sequence.seniority):
             return held.known
+        if skipped := self._skipped(len(sequence.given_ids) + len(sequence.generated)):
+            return skipped
         known, number, prefix = [0], sequence.seniority[0], sequence.prefix
         if len(sequence.request.sequences) > 1:
             length = len(sequence.given_ids)
@@ -75,12 +83,16 @@ class FollowedSequences:
 
         It has room for all of the sequence and so many tokens more. Return None if there is no room.
         """
-        held = self._held.get(sequence.seniority) or self._opened(sequence)
+        length, held = len(sequence.given_ids) + len(sequence.generated) + tokens, self._held.get(sequence.seniority)
+        if held is not None and length - held.skipped > self._most:
+            self.forget(sequence)
+            held = None
+        held = held or self._opened(sequence, self._skipped(length))
         if held is None:
             return None
         held.call = self._calls
         self._settle(held, sequence.given_ids, sequence.generated)
-        if self._has_room(held, len(sequence.given_ids) + len(sequence.generated) + tokens):
+        if length - held.skipped <= self._most and self._has_room(held, length):
             return held
         self.forget(sequence)
         return None
@@ -93,15 +105,19 @@ class FollowedSequences:
 
     def _give_back(self, held: FollowedSequence) -> None:
         self._free.append(held.slot)
-        if held.known or held.guessed:
+        if held.known > held.skipped or held.guessed:
             self.kv_cache.release([held.slot])
 
-    def _opened(self, sequence: SequenceState) -> FollowedSequence | None:
-        """Return a slot for a sequence, with what another holds that begins as it does.
+    def _skipped(self, length: int) -> int:
+        """Return how many tokens of a sequence of such a length are left out if it is read now."""
+        return 0 if length <= self._most else length - self._most // 2
+
+    def _opened(self, sequence: SequenceState, skipped: int) -> FollowedSequence | None:
+        """Return a slot for a sequence, with what another holds that begins as it does, unless tokens are left out.
 
         Return None if no slot is free, and while such a one is still being read: it is read once.
         """
-        given = np.array(sequence.given_ids, np.int64)
+        given = np.array(() if skipped else sequence.given_ids, np.int64)
         alike = {key: _common(other.given, given) for key, other in self._held.items()}
         nearest = max(alike, key=alike.__getitem__, default=None)
         source, known = None, 0
@@ -113,8 +129,8 @@ class FollowedSequences:
             source.call = self._calls  # which keeps it
         if not self._free and not self._evict():
             return None
-        key = sequence.prefix.key if sequence.prefix else None
-        held = FollowedSequence(self._free.pop(), given, key, known, call=self._calls)
+        key = sequence.prefix.key if sequence.prefix and not skipped else None
+        held = FollowedSequence(self._free.pop(), given, key, skipped, max(known, skipped), call=self._calls)
         self._held[sequence.seniority] = held
         if source is not None and known:
             self.kv_cache.fork(source.slot, held.slot)
@@ -128,13 +144,14 @@ class FollowedSequences:
         right = next(wrong, min(len(held.guessed), len(came)))
         kept = min(held.known + right, len(given) + len(generated) - 1)
         if kept < held.known + len(held.guessed):
-            self.kv_cache.truncate(held.slot, kept)
+            self.kv_cache.truncate(held.slot, kept - held.skipped)
         held.known, held.guessed = kept, []
 
     def _has_room(self, held: FollowedSequence, length: int) -> bool:
         """Return whether a sequence has room to become so long, beside the others of this call; promise it."""
         block = self.kv_cache.block_tokens
-        blocks = -(-length // block) - held.known // block  # the last one held may be another's, too
+        held_blocks = (held.known - held.skipped) // block  # but for the last one, which may be another's, too
+        blocks = -(-(length - held.skipped) // block) - held_blocks
         while self.kv_cache.free_blocks < self._promised + blocks:
             if not self._evict():
                 return False

@@ -30,6 +30,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         num_speculative_tokens: Most tokens of a draft.
         model: Directory, GGUF file or name of the second model, which has the same tokens. It may be the first itself,
             in fewer bits.
+        max_model_len: Most tokens of a sequence that the second model sees. Of a longer one it sees the last ones, from
+            half as many up to as many.
         quantization: Form of its projections' weights, as `--weights`; None for that of its checkpoint.
         prompt_lookup_max: Last tokens of a sequence that `ngram` looks up, at most; longer matches win.
         prompt_lookup_min: The same, at least.
@@ -41,6 +43,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     method: str = "suffix"
     num_speculative_tokens: int = 16
     model: str | None = None
+    max_model_len: int = 4096
     quantization: str | None = None
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
@@ -75,6 +78,9 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             raise ValueError(f"method: expected {DRAFT_MODEL} with a model, and no other, got {self.method!r}")
         if self.quantization is not None and self.model is None:
             raise ValueError(f"quantization: expected it with a model, got {self.quantization!r} alone")
+        if self.max_model_len < (least := 4 * self.num_speculative_tokens):
+            got = f"{self.max_model_len} with num_speculative_tokens {self.num_speculative_tokens}"
+            raise ValueError(f"max_model_len: expected {least} or more, four times the tokens of a draft, got {got}")
         for name in ("num_speculative_tokens", "suffix_decoding_max_tree_depth"):
             if not 1 <= (count := getattr(self, name)) <= MOST_DRAFTED:
                 raise ValueError(f"{name}: expected an integer in [1, {MOST_DRAFTED}], got {count}")

@@ -141,7 +141,7 @@ def test_recorded_slices_guess_the_same(checkpoint, monkeypatch, name):
         model = load_split(checkpoint(name), dtype="float32")
         model.recorder = recorder
         kv_cache = TorchKvCache(attention_shapes(model.attends), "float32", 1024, 4)
-        guess = DraftModel(model, kv_cache, 4, model.vocab_size, Timeline())
+        guess = DraftModel(model, kv_cache, 4, model.vocab_size, Timeline(), 1024)
         asked = [AskedDraft(sequence_of([9 + i, *range(20 + i)], [12], line=i), 8, []) for i in range(3)]
         with torch.inference_mode():
             drafts.append([guess.continued(asked) for _ in range(3)])
@@ -160,7 +160,7 @@ def on_device(checkpoint):
     shapes = attention_shapes(model.attends)
     sizes = {"capacity_tokens": 512, "max_sequences": 2, "block_tokens": 64, "state_tokens": 0}
     kv_cache = open_on_device(shapes, (), kv_dtype="float32", device="cpu", **sizes)
-    return DraftModel(model, kv_cache, 2, model.vocab_size, Timeline())
+    return DraftModel(model, kv_cache, 2, model.vocab_size, Timeline(), 1024)
 
 
 def test_it_goes_on_from_what_was_right(on_device):
@@ -202,16 +202,20 @@ def test_sequences_that_have_no_drafts_give_up_their_room(on_device):
     on_device.kv_cache.check()
 
 
+@pytest.mark.parametrize("most", [1024, 40])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 10))])
-def test_a_draft_is_that_of_a_sequence_alone(checkpoint, monkeypatch, seed):
-    """Sequences that begin alike, come and go, are right and wrong, in little room: what has a draft has the same."""
+def test_a_draft_is_that_of_a_sequence_alone(checkpoint, monkeypatch, seed, most):
+    """Sequences that begin alike, come and go, are right and wrong, in little room: what has a draft has the same.
+
+    Of those that are too long the model sees the last tokens.
+    """
     monkeypatch.setattr(draft_model, "_READ_AT_ONCE", 48)
     monkeypatch.setattr(followed, "_IDLE", 2)
     model, draw = load_split(checkpoint("llama3"), dtype="float32"), np.random.default_rng(seed)
-    tight, alone = (opened_on_cpu(model, blocks, slots) for blocks, slots in ((12, 5), (30, 1)))
+    tight, alone = (opened_on_cpu(model, *sizes) for sizes in ((12, 5, most), (30, 1, 1024)))
     documents = [draw.integers(5, 200, 40).tolist() for _ in range(3)]
     sequences: list[SequenceState] = []
-    made = 0
+    made, left_out = 0, False
     with torch.inference_mode():
         for line in range(60):
             if len(sequences) < 3 or draw.random() < 0.4:
@@ -220,9 +224,14 @@ def test_a_draft_is_that_of_a_sequence_alone(checkpoint, monkeypatch, seed):
             asked = [AskedDraft(s, int(draw.integers(1, 6)), []) for s in sequences if draw.random() < 0.8]
             for one, draft in zip(asked, tight.continued(asked), strict=True):
                 if draft:
-                    expected = [own for _ in range(4) for own in alone.continued([one]) if own]  # once it is read
-                    assert draft == expected[0]
-                    alone.forget(one.sequence)
+                    tokens = [*one.sequence.given_ids, *one.sequence.generated]
+                    skipped = tight.followed._held[one.sequence.seniority].skipped
+                    assert len(tokens) + len(draft) - skipped <= most
+                    seen = sequence_of(tokens[skipped:-1], tokens[-1:])
+                    expected = [own for _ in range(4) for own in alone.continued([one._replace(sequence=seen)]) if own]
+                    assert draft == expected[0]  # once it is read
+                    alone.forget(seen)
+                    left_out |= skipped > 0
                     made += 1
                 right = draw.integers(len(draft) + 1)
                 one.sequence.generated += [*draft[:right], int(draw.integers(5, 200))][draw.random() < 0.1 :]
@@ -231,13 +240,13 @@ def test_a_draft_is_that_of_a_sequence_alone(checkpoint, monkeypatch, seed):
                 if draw.random() < 0.7:
                     tight.forget(gone)
             tight.kv_cache.check()
-    assert made > 40
+    assert made > 40 and left_out == (most < 100)
 
 
-def opened_on_cpu(model, blocks, slots):
+def opened_on_cpu(model, blocks, slots, most):
     sizes = {"capacity_tokens": 16 * blocks, "max_sequences": slots, "block_tokens": 16}
     kv_cache = open_kv_cache(attention_shapes(model.attends), kv_dtype="float32", team=True, **sizes)
-    return DraftModel(model, kv_cache, slots, model.vocab_size, Timeline())
+    return DraftModel(model, kv_cache, slots, model.vocab_size, Timeline(), most)
 
 
 def test_models_that_cannot_guess_are_refused(checkpoint, tmp_path):
