@@ -55,8 +55,9 @@ def test_guesses_change_no_token_of_their_benchmark(hpcdecode):
     result = hpcdecode(*line)
     assert result.returncode == 0, result.stderr
     cases = json.loads(result.stdout)["cases"]
-    assert [c["case"] for c in cases[:3]] == [f"json, 2 rows, {way}" for way in ("no guesses", "suffix", "ngram")]
-    assert len(cases) == 6 and cases[0]["ratio"] == 1
+    ways = ("no guesses", "suffix", "ngram", "draft_model in int8")
+    assert [c["case"] for c in cases[:4]] == [f"json, 2 rows, {way}" for way in ways]
+    assert len(cases) == 8 and cases[0]["ratio"] == 1
 
 
 @pytest.mark.full
