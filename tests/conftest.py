@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support.commands import ROOT, TIMEOUT, Command, environment, launcher, run
 from tests.support.forkserver import ForkServer
@@ -28,7 +29,11 @@ FIRST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let drawn examples be the same in every run; `-m full` draws others each time."""
+    """Let drawn examples be the same in every run; `-m full` draws others each time.
+
+    hypothesis takes numbers for them from the modules that are imported, which are others in every worker.
+    """
+    providers._get_local_constants = lambda: providers._local_constants
     settings.register_profile("same", derandomize=True)
     settings.load_profile("default" if "full" in config.option.markexpr else "same")
 
