@@ -103,6 +103,7 @@ class SimulatedLane:
         self._slots = Slots(limits.slots)
         self._prefilling: deque[SequenceState | Prefix] = deque()  # prefixes before the sequences that wait for them
         self._prefix_step = 0  # of the micro-batch that is being prefilled
+        self._shrunk = False  # whether that has lost sequences, so that its prompts may be done before it starts
         self._starts: list[tuple[int, int, int]] = []  # heaps of (step, row, key of the sequence)
         self._ends: list[tuple[int, int, int]] = []
         self._freed: list[SequenceState] = []
@@ -122,6 +123,9 @@ class SimulatedLane:
         self._now = now
         self._preempt(now)
         self._release()
+        if self._shrunk and not self._prefilling:
+            self._shrunk = False
+            self._start_ready(now)
         self._start(now)
         self._placement.grow(self.admission.lane, now)
         if not self._prefilling:
@@ -225,7 +229,7 @@ class SimulatedLane:
 
     def _preempt(self, now: int) -> None:
         """Let sequences give up their room that must, as the scheduler does with its next plan."""
-        leaving, prefilling = self._placement.leaving(self.admission.lane), bool(self._prefilling)
+        leaving, prefilling = self._placement.leaving(self.admission.lane), len(self._prefilling)
         if not leaving:
             return
         for sequence in leaving:
@@ -247,8 +251,7 @@ class SimulatedLane:
             sequence.give_up_room()
         self.preemptions += len(leaving)
         self.admission.put_back(leaving)
-        if prefilling and not self._prefilling:
-            self._start_ready(now)
+        self._shrunk |= len(self._prefilling) < prefilling
 
     def _start_ready(self, now: int) -> None:
         """Let sequences begin to decode that waited for others of their micro-batch, as the scheduler does."""

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hpcdecode.attention.footprint import Footprint
@@ -40,6 +40,10 @@ def beyond_of(by_rank):
 COST = Cost(2, [1, 512], [1e-3, 2e-3], [1, 512], [1e-4, 2e-4], 1e-7, 1e-6, 1e-10, 1e-6, 1e-5)
 
 
+ROWS = [(73, 13, 13), (67, 16, 9), (20, 14, 13), (1, 1, 1), (1, 1, 1), (56, 2, 2), (36, 2, 1), (1, 1, 1)]
+
+
+@example(ROWS, "fixed-f", 7, 1, [220, 200], OptimisticPlacement, None, Spread(0, 1), 0)  # one leaves in its prefill
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=30),
