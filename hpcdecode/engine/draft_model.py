@@ -30,7 +30,7 @@ from hpcdecode.schedule.model_drafts import FEW, AskedDraft, DraftSeconds
 from hpcdecode.system.timeline import Timeline
 from hpcdecode.system.uploads import upload
 
-_READ_AT_ONCE = 512  # of such tokens in a step, of all sequences
+_READ_AT_ONCE = 512  # tokens in a step, of all sequences that have more than FEW to read
 
 
 @dataclass(slots=True)

@@ -76,12 +76,18 @@ class Drafting:
         assert self._loaded is not None, "expected an S-rank"
         shapes, dtype = attention_shapes(model.attends), setup.kv_dtype
         nbytes, block = draft_bytes(self._options, self._team, setup), block_tokens_for(shapes, dtype)
-        most = tokens + slots * block
-        if model.device.type == "cpu":
+        on_cpu = model.device.type == "cpu"
+        room = (
+            capacity_for(shapes, dtype, nbytes, block)
+            if on_cpu
+            else device_capacity(shapes, dtype, nbytes, block, 0, model.device)
+        )
+        capacity = max(min(room, tokens + slots * block), block)
+        if on_cpu:
             kv_cache = open_kv_cache(
                 shapes,
                 kv_dtype=dtype,
-                capacity_tokens=max(min(capacity_for(shapes, dtype, nbytes, block), most), block),
+                capacity_tokens=capacity,
                 max_sequences=slots,
                 block_tokens=block,
                 threads=self._team.me.threads,
@@ -92,7 +98,7 @@ class Drafting:
                 shapes,
                 (),
                 kv_dtype=dtype,
-                capacity_tokens=max(min(device_capacity(shapes, dtype, nbytes, block, 0, model.device), most), block),
+                capacity_tokens=capacity,
                 max_sequences=slots,
                 block_tokens=block,
                 state_tokens=0,

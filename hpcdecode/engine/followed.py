@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hpcdecode.attention.base import KvCache
 from hpcdecode.requests.sequence import SequenceState
+from hpcdecode.schedule.spread import in_common
 
 _IDLE = 8  # calls after which a sequence that was not asked for gives up its room, if that is needed
 
@@ -20,7 +21,7 @@ class FollowedSequence:
 
     Attributes:
         slot: Of the KV cache.
-        given: Tokens that it begins with, int64 [n].
+        given: Tokens that it begins with, int32 [n].
         prefix: Key of the prefix that it shares with other rows, or None.
         skipped: Tokens that it has left out, the first ones.
         known: Tokens of the sequence that it holds, with those that it has left out.
@@ -29,7 +30,7 @@ class FollowedSequence:
     """
 
     slot: int
-    given: NDArray[np.int64]
+    given: NDArray[np.int32]
     prefix: int | None = None
     skipped: int = 0
     known: int = 0
@@ -117,8 +118,8 @@ class FollowedSequences:
 
         Return None if no slot is free, and while such a one is still being read: it is read once.
         """
-        given = np.array(() if skipped else sequence.given_ids, np.int64)
-        alike = {key: _common(other.given, given) for key, other in self._held.items()}
+        given = np.array(() if skipped else sequence.given_ids, np.int32)
+        alike = {key: in_common(other.given, given) for key, other in self._held.items()}
         nearest = max(alike, key=alike.__getitem__, default=None)
         source, known = None, 0
         if nearest is not None and alike[nearest] >= self.kv_cache.block_tokens:
@@ -130,7 +131,7 @@ class FollowedSequences:
         if not self._free and not self._evict():
             return None
         key = sequence.prefix.key if sequence.prefix and not skipped else None
-        held = FollowedSequence(self._free.pop(), given, key, skipped, max(known, skipped), call=self._calls)
+        held = FollowedSequence(self._free.pop(), given, key, skipped, known or skipped, call=self._calls)
         self._held[sequence.seniority] = held
         if source is not None and known:
             self.kv_cache.fork(source.slot, held.slot)
@@ -165,10 +166,3 @@ class FollowedSequences:
             return False
         self._give_back(self._held.pop(key))
         return True
-
-
-def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """Return how many tokens two sequences begin with alike."""
-    most = min(len(one), len(other))
-    unlike = np.flatnonzero(one[:most] != other[:most])
-    return int(unlike[0]) if len(unlike) else most
