@@ -22,7 +22,7 @@ from hpcdecode.model import SplitModel, load_split
 from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.ranks.node_memory import node_memory
 from hpcdecode.ranks.team import Team
-from hpcdecode.requests.speculative import SpeculativeConfig
+from hpcdecode.requests.speculative import LOOKUPS, MTP, SpeculativeConfig
 from hpcdecode.schedule.model_drafts import ModelDrafts
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.speculation import Speculation, drafter_of
@@ -110,25 +110,38 @@ class Drafting:
 def _load(options: EngineOptions, team: Team, loaded: Loaded | None) -> SplitModel | None:
     """Return the second model on this S-rank, if there is one and the rank is the first of its group."""
     config = options.speculative_config
-    if config is None or config.model is None:
+    if config is None or config.method in LOOKUPS:
         return None
-    loads, name = loaded is not None and team.place in team.homes, config.model
+    loads, mtp = loaded is not None and team.place in team.homes, config.method == MTP
 
     def own(memory: WeightMemory) -> SplitModel | None:
         if not loads or loaded is None:
             return None
-        path, device, graphs = find_model(name, {}), team.me.device, not options.enforce_eager
+        path = options.model if mtp else find_model(config.model or "", {})
+        device, graphs = team.me.device, not options.enforce_eager
         try:
             dtype = options.dtype or auto_dtype(path, device)
-            form = quantised(msgspec.structs.replace(options, model=path, weights=config.quantization), dtype, device)
-            model = load_split(path, dtype=dtype, device=device, quantised=form, memory=memory, graphs=graphs)
+            weights = config.quantization or (options.weights if mtp else None)
+            form = quantised(msgspec.structs.replace(options, model=path, weights=weights), dtype, device)
+            model = load_split(
+                path,
+                dtype=dtype,
+                device=device,
+                quantised=form,
+                memory=memory,
+                graphs=graphs,
+                indexers=not mtp,
+                mtp=mtp,
+                hidden=mtp,
+            )
             _require_attention(model)
             check_kv_dtype(options.kv_dtype, model.attends)
             if team.lead:
                 _require_same_tokens(options, loaded.tokenizer, path)
-                logger.info(f"{path} guesses tokens ahead: {len(model.attends)} layers, {config.quantization or dtype}")
+                of = "its layer for multi-token prediction" if mtp else f"{len(model.attends)} layers"
+                logger.info(f"{path} guesses tokens ahead: {of}, {weights or dtype}")
         except UserError as error:
-            raise UserError(f"--speculative-config: model {name!r}: {error}") from error
+            raise UserError(f"--speculative-config: model {config.model or path!r}: {error}") from error
         return model
 
     with node_memory(team, loads=loads) as memory:

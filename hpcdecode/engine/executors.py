@@ -33,7 +33,14 @@ class LastSliceInput(NamedTuple):
     context: tuple[Tensor, ...]
 
 
-def logits_of(model: SplitModel, group: GroupLane, last: LastSliceInput, part: slice, largest: bool) -> Waiting[Tensor]:
+def logits_of(
+    model: SplitModel,
+    group: GroupLane,
+    last: LastSliceInput,
+    part: slice,
+    largest: bool,
+    hidden: list[Tensor] | None = None,
+) -> Waiting[Tensor]:
     """Return logits [L, vocab], or the largest ones' tokens, int64 [L], if no more is needed and they are known.
 
     Args:
@@ -42,10 +49,14 @@ def logits_of(model: SplitModel, group: GroupLane, last: LastSliceInput, part: s
         last: What the last slice takes.
         part: Those of the tokens whose logits are needed.
         largest: Whether no more is needed.
+        hidden: Takes the hidden states that the logits are of, if the model hands them on.
     """
     head = yield from group.summed(model.start_last(*last, part))
     found = (yield from group.largest(head)) if largest else None
-    return (yield from group.logits(head)) if found is None else found
+    found = (yield from group.logits(head)) if found is None else found
+    if hidden is not None and model.hands_hidden:
+        hidden.append(head.hidden)
+    return found
 
 
 class StepExecutor(Protocol):

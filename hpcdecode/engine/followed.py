@@ -48,10 +48,11 @@ class FollowedSequences:
         kv_cache: The KV cache, without windows and states.
         slots: Of it.
         most: Tokens of a slot.
+        keeps_guesses: Whether guesses that were right need not be read again.
     """
 
-    def __init__(self, kv_cache: KvCache, slots: int, most: int):
-        self.kv_cache, self._most = kv_cache, most
+    def __init__(self, kv_cache: KvCache, slots: int, most: int, keeps_guesses: bool = True):
+        self.kv_cache, self._most, self._keeps_guesses = kv_cache, most, keeps_guesses
         self._held: dict[tuple[int, int], FollowedSequence] = {}  # by seniority
         self._free = list(reversed(range(slots)))
         self._calls = self._promised = 0
@@ -60,10 +61,18 @@ class FollowedSequences:
         """Return how many sequences have slots."""
         return len(self._held)
 
-    def known(self, sequence: SequenceState) -> int:
-        """Return how many tokens need not be read; of a sequence without a slot, those that others surely share."""
-        if held := self._held.get(sequence.seniority):
+    def known(self, sequence: SequenceState, first: int = 0) -> int:
+        """Return how many tokens need not be read; of a sequence without a slot, those that others surely share.
+
+        Args:
+            sequence: The sequence.
+            first: Place of its first token that can be read.
+        """
+        held = self._held.get(sequence.seniority)
+        if held is not None and held.known >= first:
             return held.known
+        if first:
+            return first
         if skipped := self._skipped(len(sequence.given_ids) + len(sequence.generated)):
             return skipped
         known, number, prefix = [0], sequence.seniority[0], sequence.prefix
@@ -79,16 +88,21 @@ class FollowedSequences:
         """Begin a call, which asks for some sequences."""
         self._calls, self._promised = self._calls + 1, 0
 
-    def follow(self, sequence: SequenceState, tokens: int) -> FollowedSequence | None:
+    def follow(self, sequence: SequenceState, tokens: int, first: int = 0) -> FollowedSequence | None:
         """Return what is held of a sequence, without guesses that were wrong and without its newest token.
 
         It has room for all of the sequence and so many tokens more. Return None if there is no room.
+
+        Args:
+            sequence: The sequence.
+            tokens: Those more.
+            first: Place of its first token that can be read. If tokens before are not held, all of them are left out.
         """
         length, held = len(sequence.given_ids) + len(sequence.generated) + tokens, self._held.get(sequence.seniority)
-        if held is not None and length - held.skipped > self._most:
+        if held is not None and (length - held.skipped > self._most or held.known < first):
             self.forget(sequence)
             held = None
-        held = held or self._opened(sequence, self._skipped(length))
+        held = held or self._opened(sequence, max(self._skipped(length), first))
         if held is None:
             return None
         held.call = self._calls
@@ -140,7 +154,7 @@ class FollowedSequences:
 
     def _settle(self, held: FollowedSequence, given: Sequence[int], generated: Sequence[int]) -> None:
         """Drop guesses that were wrong; those that were right are known now. The newest token is left to be read."""
-        came = generated[max(held.known - len(given), 0) :] if held.guessed else ()
+        came = generated[max(held.known - len(given), 0) :] if held.guessed and self._keeps_guesses else ()
         wrong = (i for i, (guess, token) in enumerate(zip(held.guessed, came, strict=False)) if guess != token)
         right = next(wrong, min(len(held.guessed), len(came)))
         kept = min(held.known + right, len(given) + len(generated) - 1)

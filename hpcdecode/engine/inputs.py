@@ -16,6 +16,7 @@ from hpcdecode.errors import InvariantViolation
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.sampling.logprobs import logprobs
 from hpcdecode.sampling.rows import rows_of
+from hpcdecode.schedule.speculation import Speculation
 from hpcdecode.schedule.step import Step
 from hpcdecode.system.uploads import upload
 
@@ -34,6 +35,7 @@ class Inputs:
         drawing: the sampled sequences that draw a token; the others are scored.
         drawn: of steps with drafts, logits that tokens were drawn from [n, vocab]; the largest ones' tokens, int64 [n],
             if no more was needed. None before they are known.
+        hidden: last hidden states [L, hidden] that the logits are of, part by part, if the model hands them on.
         first_rows: of sequences that decode, by their ids, if any has a draft; the rows of the draft are behind it.
     """
 
@@ -68,6 +70,7 @@ class Inputs:
                 if logits_indices[-1:] != [len(ids) - 1]:
                     logits_indices.append(len(ids) - 1)
                 rows += [len(logits_indices) - 1] * len(chunk.sampled)
+        self._rows, self.hidden = rows, list[Tensor]()
         self._sampled = step.sampled
         self.drawn: Tensor | None = None
         self.drawing = [s for s in self._sampled if s.target is None]
@@ -103,6 +106,11 @@ class Inputs:
         if end - first == len(logits):
             return logits
         return logits.index_select(0, self._drawn_rows[first:end] - part.start)
+
+    def hand_hidden(self, speculation: Speculation) -> None:
+        """Hand on the hidden states of tokens that sequences go on from, once these have their new tokens."""
+        if self.hidden:
+            speculation.take_hidden(self._sampled, self._rows, torch.cat(self.hidden))
 
     def spread(self, tokens: Sequence[int]) -> list[int]:
         """Return a token for each sampled sequence, given those of the sequences that draw; -1 for the others."""

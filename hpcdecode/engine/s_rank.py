@@ -179,7 +179,7 @@ class SRank:
             last = yield from executor.run(lane, link, inputs.model)
             tokens: list[int] = []
             if len(inputs.model.tokens.logits_indices):
-                tokens = yield from self.sample(lane, inputs, partial(self._logits, lane, last))
+                tokens = yield from self.sample(lane, inputs, partial(self._logits, lane, last, inputs.hidden))
             enter("commit", lane)
             self._finish_step(scheduler, step, inputs, tokens)
         self._rounds.leave(lane)
@@ -224,10 +224,10 @@ class SRank:
         self._plans += 1
         return dataclasses.replace(plan, number=self._plans - 1)
 
-    def _logits(self, lane: int, last: LastSliceInput, part: slice, largest: bool) -> Waiting[Tensor]:
+    def _logits(self, lane: int, last: LastSliceInput, kept: list[Tensor], part: slice, top: bool) -> Waiting[Tensor]:
         """Return what `logits_of` returns for a part of a lane's tokens."""
         self.timeline.enter("logits", lane)
-        return (yield from logits_of(self.model, self.groups[lane], last, part, largest))
+        return (yield from logits_of(self.model, self.groups[lane], last, part, top, kept))
 
     def sample(
         self, lane: int, inputs: Inputs, logits_of: Callable[[slice, bool], Waiting[Tensor]]
@@ -273,6 +273,7 @@ class SRank:
         self.take_tokens(scheduler, step, tokens)
         for sequences, more in confirmed(step, inputs, self.stops, self.grammars):
             self._hand_in(scheduler.confirm(sequences, more), sequences, time())
+        inputs.hand_hidden(scheduler.speculation)
         scheduler.speculation.settle(step.decode)
         self.steps += 1
         self._count_seconds(scheduler, step, self.tokens - before)

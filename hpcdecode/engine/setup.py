@@ -34,6 +34,7 @@ from hpcdecode.ranks.layout import Group
 from hpcdecode.ranks.node_memory import node_memory, table_memory
 from hpcdecode.ranks.roles import Rank
 from hpcdecode.ranks.team import Team
+from hpcdecode.requests.speculative import MTP
 from hpcdecode.system.shared_memory import WeightMemory
 from hpcdecode.system.torch_functions import settle_functions
 
@@ -181,6 +182,7 @@ def load(options: EngineOptions, team: Team, model: SplitModel | None = None) ->
             part=ModelPart(team.me.tp, team.me.tp_rank, team.me.pp, team.me.pp_rank, options.ep),
             indexers=runs_indexers(options, team),
             int8_activations=options.activations == "int8",
+            hidden=options.speculative_config is not None and options.speculative_config.method == MTP,
         )
         check_kv_dtype(options.kv_dtype, loaded.attends)
         if model is not None and not runs_indexers(options, team):

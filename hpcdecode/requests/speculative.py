@@ -11,9 +11,9 @@ import msgspec
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-DRAFT_MODEL = "draft_model"
+DRAFT_MODEL, MTP = "draft_model", "mtp"
 LOOKUPS = ("suffix", "ngram")  # methods without a second model
-METHODS = (*LOOKUPS, DRAFT_MODEL)
+METHODS = (*LOOKUPS, DRAFT_MODEL, MTP)
 MOST_DRAFTED = 64  # tokens of a sequence in a step
 
 
@@ -23,7 +23,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Two methods need no second model: where the last tokens of a sequence occurred before, the tokens that followed
     there are its draft. `ngram` (prompt lookup) looks into the sequence's prompt and what it generated, `suffix`
     (suffix decoding) into what other sequences of the S-rank generated as well. With `draft_model` a second, faster
-    model goes on with the sequence (Leviathan et al. 2023, Chen et al. 2023).
+    model goes on with the sequence (Leviathan et al. 2023, Chen et al. 2023), with `mtp` the layer for multi-token
+    prediction that the model's checkpoint has beside it (DeepSeek-V3, arXiv:2412.19437).
 
     Attributes:
         method: One of METHODS; `draft_model` where a model is given, and no method.
@@ -32,7 +33,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             in fewer bits.
         max_model_len: Most tokens of a sequence that the second model sees. Of a longer one it sees the last ones, from
             half as many up to as many.
-        quantization: Form of its projections' weights, as `--weights`; None for that of its checkpoint.
+        quantization: Form of its projections' weights, as `--weights`; None for that of its checkpoint, with `mtp` for
+            that of the model.
         prompt_lookup_max: Last tokens of a sequence that `ngram` looks up, at most; longer matches win.
         prompt_lookup_min: The same, at least.
         suffix_decoding_max_tree_depth: Last tokens of a sequence that `suffix` looks up, at most.
@@ -76,8 +78,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {self.method!r}")
         if (self.method == DRAFT_MODEL) != (self.model is not None):
             raise ValueError(f"method: expected {DRAFT_MODEL} with a model, and no other, got {self.method!r}")
-        if self.quantization is not None and self.model is None:
-            raise ValueError(f"quantization: expected it with a model, got {self.quantization!r} alone")
+        if self.quantization is not None and self.method in LOOKUPS:
+            raise ValueError(f"quantization: expected it with a model or {MTP}, got {self.quantization!r} alone")
         if self.max_model_len < (least := 4 * self.num_speculative_tokens):
             got = f"{self.max_model_len} with num_speculative_tokens {self.num_speculative_tokens}"
             raise ValueError(f"max_model_len: expected {least} or more, four times the tokens of a draft, got {got}")

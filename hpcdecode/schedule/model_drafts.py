@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.schedule.draft_chances import DraftChances
 from hpcdecode.schedule.draft_price import DraftPrice
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MARGIN = 1.1  # times what drafts take that they must save
 _FADING = 1 / 32  # weight of the newest step in the mean seconds of a token
@@ -46,11 +49,14 @@ class DraftSeconds(NamedTuple):
 class Continuation(Protocol):
     """A second model, which goes on with sequences where they are."""
 
+    def take_hidden(self, sequence: SequenceState, rows: Tensor) -> None:
+        """Take the hidden states of the tokens before a sequence's newest ones [n, hidden], if it takes any."""
+
     def continued(self, asked: Sequence[AskedDraft]) -> list[list[int]]:
         """Return a draft of each, or no tokens."""
 
-    def unread(self, sequence: SequenceState) -> int:
-        """Return how many tokens it has to read before it can go on with a sequence."""
+    def unread(self, sequence: SequenceState) -> int | None:
+        """Return how many tokens it has to read before it can go on with a sequence; None if it cannot."""
 
     def forget(self, sequence: SequenceState) -> None:
         """Drop what is held of a sequence, if there is anything."""
@@ -92,7 +98,8 @@ class ModelDrafts:
             rows: Of the step so far.
             left: Rows that it may have beside those.
         """
-        if not sequences or not left:
+        sequences = [s for s in sequences if self.model.unread(s) is not None] if left else ()
+        if not sequences:
             return []
         if self._chances.drafts < _LEARNT or self.price.row_seconds is None or self.price.probes:
             return self._tried(sequences, rows, left)
@@ -138,7 +145,7 @@ class ModelDrafts:
         known = self.price.row_seconds is not None and self._chances.drafts > 0
         if self.price.steps % 2 or (known and not self._best(rows, len(sequences), left, sure=True)[0]):
             return []
-        one = min(sequences, key=self.model.unread)
+        one = min(sequences, key=self._unread)
         expected = self._reading(one)
         if expected > self._best(rows, len(sequences), left)[1] * _EARLY * tokens_left(one):
             if self._trials + expected > _TRIAL_SECONDS + _TRIAL_SHARE * self._elapsed:
@@ -148,8 +155,12 @@ class ModelDrafts:
 
     def _reading(self, sequence: SequenceState) -> float:
         """Return the seconds that it takes to read a sequence before a draft."""
-        tokens = self.model.unread(sequence)
+        tokens = self._unread(sequence)
         return 0.0 if tokens <= FEW else self._read.step_seconds(tokens)
+
+    def _unread(self, sequence: SequenceState) -> int:
+        """Return how many tokens are to be read of a sequence that the model can go on with."""
+        return self.model.unread(sequence) or 0
 
     def _best(self, rows: int, sequences: int, left: int, *, sure: bool = False) -> tuple[int, float]:
         """Return the best number of tokens for so many sequences, and the seconds that each of their tokens saves.

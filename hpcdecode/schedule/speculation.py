@@ -8,7 +8,7 @@ as it is the token of the draft, the logits of the next row count, too. What a s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdecode._ops_cpu import Drafter, TokenHistory
 from hpcdecode.requests.sequence import SequenceState
@@ -18,6 +18,9 @@ from hpcdecode.schedule.draft_price import DraftPrice
 from hpcdecode.schedule.model_drafts import AskedDraft, ModelDrafts, tokens_left
 from hpcdecode.schedule.placement import Placement
 from hpcdecode.schedule.plan import MOST_DRAFTED_ROWS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MARGIN = 1.25  # by which a guess must be worth more than its row: rows are dealt with one by one in Python, too
 
@@ -101,6 +104,21 @@ class Speculation:
             draft.tokens = []
             if sequence.finish_reason is None:
                 self._settled.setdefault(sequence.lane, []).append(SettledDraft(sequence, count, right))
+
+    def take_hidden(self, sequences: Sequence[SequenceState], rows: Sequence[int], hidden: Tensor) -> None:
+        """Hand a second model the hidden states with which it reads the tokens that a step gave, before `settle`.
+
+        Args:
+            sequences: That have got tokens, and have not settled.
+            rows: Place of the first hidden state of each.
+            hidden: Hidden states that the step's logits are of, [n, hidden].
+        """
+        if self._model is None:
+            return
+        for sequence, row in zip(sequences, rows, strict=True):
+            if sequence.finish_reason is None and sequence.beams is None:
+                right = sequence.length - sequence.draft.length - 1 if sequence.draft.tokens else 0
+                self._model.model.take_hidden(sequence, hidden[row : row + 1 + right])
 
     def observe(self, seconds: float, rows: int, tokens: int) -> None:
         """Take note of a step without prompts, as `DraftPrice.observe`."""

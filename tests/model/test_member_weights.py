@@ -15,7 +15,8 @@ from hpcdecode.model.frontend.membership import WeightCut, WeightPart
 from hpcdecode.model.frontend.shard import member_trace
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.weights import Weights, cut_pieces, weight_key
-from hpcdecode.model.run.load import ModelPart, bound_weights
+from hpcdecode.model.run.checkpoint_weights import bound_weights
+from hpcdecode.model.run.load import ModelPart
 from tests.support.mappings import resident_bytes
 from tests.support.members import members_logits
 from tests.support.quantised import Stored, pair

@@ -20,7 +20,7 @@ from hpcdecode.model.frontend.shard import member_trace
 from hpcdecode.model.frontend.stack import Stack
 from hpcdecode.model.frontend.weights import weight_key
 from hpcdecode.model.frontend.whole_experts import feeds_same_experts
-from hpcdecode.model.run.load import bound_weights
+from hpcdecode.model.run.checkpoint_weights import bound_weights
 from tests.support.members import check_members
 
 aten = torch.ops.aten

@@ -26,6 +26,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.config import config_file, read_config, read_json, text_config, unquantised
 from hpcdecode.model.frontend.independence import check_independence
+from hpcdecode.model.frontend.mtp import mtp_sources
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.sources import Sources, find_sources
 from hpcdecode.model.frontend.stated import layers_of
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 LONG = 2.0  # seconds after which a trace that is being made is announced
 
 
-def cached_trace(path: Path, dtype: torch.dtype, announce: bool = False) -> Trace:
+def cached_trace(path: Path, dtype: torch.dtype, announce: bool = False, mtp: bool = False) -> Trace:
     """Return the trace of a model: from the cache directory, or else made and kept there.
 
     A trace from the cache directory takes no code of transformers. Raises what `read_config`, `trace` and
@@ -48,13 +49,14 @@ def cached_trace(path: Path, dtype: torch.dtype, announce: bool = False) -> Trac
         path: Model directory.
         dtype: Dtype of the parameters.
         announce: Whether to log that a trace is being made, if that takes long.
+        mtp: Whether to trace the model's layer for multi-token prediction, in place of the others.
     """
-    file = directory() / f"{key(path, dtype)}.trace"
+    file = directory() / f"{key(path, dtype)}{'.mtp' * mtp}.trace"
     with contextlib.suppress(OSError, msgspec.MsgspecError, Unstorable):
         ops.define()
         return restored(msgspec.msgpack.decode(read(file), type=StoredTrace))
     with announced(path) if announce else contextlib.nullcontext():
-        made = trace(read_config(path), dtype)
+        made = trace(read_config(path), dtype, mtp=mtp)
         check_independence(made)
     with contextlib.suppress(OSError, Unstorable):
         write(file, msgspec.msgpack.encode(stored(made)))
@@ -77,7 +79,7 @@ def announced(path: Path) -> Iterator[None]:
 
 
 def cached_sources(
-    path: Path, dtype: torch.dtype, keys: Sequence[str], wanted: set[str], stackable: set[str]
+    path: Path, dtype: torch.dtype, keys: Sequence[str], wanted: set[str], stackable: set[str], mtp: bool = False
 ) -> Sources:
     """Return where a model's weights come from: from the cache directory, or else found and kept there.
 
@@ -87,17 +89,18 @@ def cached_sources(
         keys: Keys of the checkpoint's tensors.
         wanted: Names of the weights.
         stackable: Weights of experts that may stay separate tensors.
+        mtp: Whether they are of its layer for multi-token prediction.
 
     Raises:
         UserError: If the checkpoint lacks tensors of an expert.
     """
-    file = directory() / f"{key(path, dtype, *sorted(keys), *sorted(wanted))}.sources"
+    file = directory() / f"{key(path, dtype, *sorted(keys), *sorted(wanted))}{'.mtp' * mtp}.sources"
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.msgpack.decode(read(file), type=Sources)
     config = read_config(path)
     try:
         with quiet():
-            found = find_sources(config, dtype, keys, wanted, stackable)
+            found = (mtp_sources if mtp else find_sources)(config, dtype, keys, wanted, stackable)
     except UserError as e:
         raise UserError(f"{path}: {e}") from e
     if not found.conversions:

@@ -69,9 +69,13 @@ class ExampleRun:
         self._static = {n for n, kind in dependences(trace).items() if kind == STATIC}
         self._held: dict[fx.Node, Any] = {n: widened(value) for n, value in trace.constants.items()}
         self._lanes: list[dict[fx.Node, Any]] = []
+        inputs: dict[fx.Node, Any]
         for places in (list(range(len(IDS))), [ALONE]):
             inputs = {trace.ids: ids[places], trace.positions: positions[places]}
-            self._lanes.append({**inputs, trace.logits_indices: torch.arange(len(places))})
+            inputs[trace.logits_indices] = torch.arange(len(places))
+            if trace.hidden is not None:
+                inputs[trace.hidden] = embedded(ids[places], tensor_meta(trace.hidden).one_token[-1])
+            self._lanes.append(inputs)
 
     def mixing(self, compared: Collection[fx.Node]) -> Iterator[fx.Node]:
         """Run the graph, and yield those of the nodes `compared` whose value for a token depends on the others."""

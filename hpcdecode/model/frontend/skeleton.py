@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,23 +22,27 @@ def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
 
     Its parameters are in `dtype`, but for those that the model keeps in float32.
     """
-    from transformers.core_model_loading import build_glob_alternation
-
     ops.register()
     with torch.device("meta"):
         model = build(config, dtype, ops.NAME)
-    model.train(False)
-    without_identities(model)
     decoder = decoder_of(model)
     if hasattr(decoder, "set_experts_implementation"):
         decoder.set_experts_implementation(ops.NAME)
-    plan = model._get_dtype_plan(dtype)
-    if plan:
-        pattern, key_of_group, _ = build_glob_alternation(list(plan))
+    settle(model, model._get_dtype_plan(dtype))
+    return model
+
+
+def settle(model: PreTrainedModel, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Let a model be as it is when it runs; `dtypes`: those of tensors that keep their own, by a pattern of names."""
+    from transformers.core_model_loading import build_glob_alternation
+
+    model.train(False)
+    without_identities(model)
+    if dtypes:
+        pattern, key_of_group, _ = build_glob_alternation(list(dtypes))
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if (match := pattern.search(name)) and match.lastgroup is not None:
-                tensor.data = tensor.data.to(plan[key_of_group[match.lastgroup]])
-    return model
+                tensor.data = tensor.data.to(dtypes[key_of_group[match.lastgroup]])
 
 
 def real_buffers(model: PreTrainedModel) -> dict[str, Tensor]:

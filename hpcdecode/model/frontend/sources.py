@@ -18,7 +18,7 @@ from hpcdecode.model.frontend.tensors import CheckpointTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-    from transformers.core_model_loading import WeightConverter
+    from transformers.core_model_loading import WeightConverter, WeightTransform
 
 
 class Conversion:
@@ -164,7 +164,13 @@ def find_sources(
         UserError: If the checkpoint lacks tensors of an expert.
     """
     model = skeleton(config, dtype)
-    matched = match_keys(keys, model)
+    return chosen_sources(model, match_keys(keys, model), wanted, stackable)
+
+
+def chosen_sources(
+    model: PreTrainedModel, matched: MatchedKeys, wanted: Iterable[str], stackable: Iterable[str]
+) -> Sources:
+    """Return of the tensors that a checkpoint holds of a model those that are wanted, as `find_sources`."""
     held, stackable, found = matched.names(), set(stackable), Sources()
     for name in sorted(wanted):
         source = held_name(name, held, model)
@@ -221,13 +227,21 @@ class MatchedKeys(NamedTuple):
         return self.plain.keys() | self.conversions.keys()
 
 
-def match_keys(keys: Iterable[str], model: PreTrainedModel) -> MatchedKeys:
-    """Return which tensors of `model` a checkpoint with these `keys` holds, and how."""
+def match_keys(
+    keys: Iterable[str], model: PreTrainedModel, mapping: Sequence[WeightTransform] | None = None
+) -> MatchedKeys:
+    """Return which tensors of a model a checkpoint holds, and how.
+
+    Args:
+        keys: Keys of the checkpoint's tensors.
+        model: The model.
+        mapping: How keys become names; None for what transformers has for the model.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
     target = {**model.state_dict(keep_vars=True), **dict(model.named_parameters(remove_duplicate=False))}
-    mapping = get_model_conversion_mapping(model)
+    mapping = get_model_conversion_mapping(model) if mapping is None else mapping
     renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
     converters = [m for m in mapping if isinstance(m, WeightConverter)]
     by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}

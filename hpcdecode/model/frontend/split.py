@@ -10,13 +10,14 @@ import torch
 from torch import fx
 from torch.fx.node import Argument, Target
 
+from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.clean import freeze
 from hpcdecode.model.frontend.cut import STATIC, SYMBOL, Dependence, dependences, find_cuts
 from hpcdecode.model.frontend.experts import expert_linear
 from hpcdecode.model.frontend.head_linear import HEAD_LINEAR, head_linear
 from hpcdecode.model.frontend.meta import Meta, meta, size_of, tensor_meta
 from hpcdecode.model.frontend.mixers import rows_of
-from hpcdecode.model.frontend.operators import EXPERT_LINEAR
+from hpcdecode.model.frontend.operators import EXPERT_LINEAR, PROJECTIONS, Linear
 from hpcdecode.model.frontend.trace import Trace
 
 aten = torch.ops.aten
@@ -28,7 +29,8 @@ class SliceGroup:
     """One graph, and the slices that run it with weights of their own.
 
     Attributes:
-        graph: ([o,] context..., weights...) -> (rows for the attention or recurrence..., context...) or (logits,).
+        graph: ([o,] context..., weights...) -> (rows for the attention or recurrence..., context...), or (logits,) and
+            the last hidden states if they are asked for.
         rows: Number of its results, the first ones, that tokens bring to the layer after it, side by side in memory.
         slices: Indices of the slices.
     """
@@ -67,25 +69,37 @@ class Split:
         slices: The n + 1 slices of a model of n attentions.
         groups: Groups of slices that share a graph.
         kinds: What each node of the trace depends on.
+        hidden: Whether the last slice returns the last hidden states, too.
     """
 
     trace: Trace
     slices: list[Slice]
     groups: list[SliceGroup]
     kinds: dict[fx.Node, Dependence]
+    hidden: bool = False
 
 
-def split(trace: Trace, device: torch.device) -> Split:
-    """Cut `trace` at its n attends into n + 1 slices that run on `device` (Lamina, section 5.3)."""
+def split(trace: Trace, device: torch.device, hidden: bool = False) -> Split:
+    """Cut a trace at its n attends into n + 1 slices (Lamina, section 5.3).
+
+    Args:
+        trace: The trace.
+        device: What the slices run on.
+        hidden: Whether the last slice is to return what the LM head takes, too.
+
+    Raises:
+        UserError: If that is asked for, and there is no LM head.
+    """
     kinds = dependences(trace)
     cuts = find_cuts(trace, kinds)
-    result = Split(trace, [], [], kinds)
+    result = Split(trace, [], [], kinds, hidden)
+    ends = [trace.logits, head_input(trace)] if hidden else [trace.logits]
     known: dict[SliceSignature, int] = {}
     before = trace.step_inputs
     for i in range(len(cuts) + 1):
         attend = trace.attends[i - 1] if i else None
         after = cuts[i] if i < len(cuts) else ()
-        rows = rows_of(trace.attends[i]) if i < len(cuts) else [trace.logits]
+        rows = rows_of(trace.attends[i]) if i < len(cuts) else ends
         fresh = [n for n in after if n not in before and n is not attend]
         given = [*before] if attend is None else [attend, *before]
         builder = Builder(trace, kinds, given, device)
@@ -100,6 +114,16 @@ def split(trace: Trace, device: torch.device) -> Split:
         result.slices.append(Slice(group, take, tuple(builder.weights), give, after))
         before = after
     return result
+
+
+def head_input(trace: Trace) -> fx.Node:
+    """Return what the LM head takes, the last hidden states [L, hidden]; raise UserError if it is no GEMM."""
+    node = trace.logits
+    while node.target not in PROJECTIONS:
+        if node.op == "placeholder" or node in trace.attends:
+            raise UserError("the logits are no product with a head, so that there are no hidden states to go on from")
+        node = node.all_input_nodes[0]
+    return Linear.of(node).x
 
 
 def side_by_side(rows: Sequence[fx.Node]) -> int:

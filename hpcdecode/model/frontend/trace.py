@@ -14,24 +14,20 @@ from torch import Tensor, fx
 
 from hpcdecode.errors import UserError, first_line
 from hpcdecode.model.frontend import ops
-from hpcdecode.model.frontend.architectures import decoder_of, text_of
+from hpcdecode.model.frontend.architectures import text_of
 from hpcdecode.model.frontend.clean import clean
 from hpcdecode.model.frontend.compressors import COMPRESSED
 from hpcdecode.model.frontend.config import ATTENTION_KINDS, ModelFacts, layer_types, unsupported
 from hpcdecode.model.frontend.convolutions import join_convolutions
-from hpcdecode.model.frontend.expand import expand
-from hpcdecode.model.frontend.functional import functional
-from hpcdecode.model.frontend.indexers import trace_positions
-from hpcdecode.model.frontend.kinds import LayerKinds
+from hpcdecode.model.frontend.export import export_fast, export_whole
 from hpcdecode.model.frontend.llama4 import CHUNKED
 from hpcdecode.model.frontend.membership import Membership, WeightCut
 from hpcdecode.model.frontend.meta import KEPT, TOKENS, annotate
 from hpcdecode.model.frontend.mixers import mixers
+from hpcdecode.model.frontend.mtp import export_mtp, mtp_config
 from hpcdecode.model.frontend.nodes import results, traced_tensor
 from hpcdecode.model.frontend.operators import ATTEND
-from hpcdecode.model.frontend.quiet import no_stacks, quiet
-from hpcdecode.model.frontend.rewritten import rewritten
-from hpcdecode.model.frontend.skeleton import real_buffers, skeleton
+from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.softplus import join_softplus
 from hpcdecode.model.frontend.token_dims import separate_tokens
 
@@ -39,20 +35,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from transformers import PreTrainedConfig
 
-EXAMPLE_TOKENS, EXAMPLE_KEPT = 8, 3  # the graph holds for any number
 BYPASS = "its attention bypasses transformers' attention interface"
-
-
-class Exported(NamedTuple):
-    """An exported model.
-
-    Attributes:
-        program: Result of torch.export.
-        buffers: Values of the buffers that checkpoints leave out, by name in the transformers model.
-    """
-
-    program: ExportedProgram
-    buffers: dict[str, Tensor]
 
 
 @dataclass
@@ -74,6 +57,7 @@ class Trace:
         membership: What a member of a group has of the model, or None for the trace of a whole model.
         adapters: Placeholder of the tokens' adapters, int64 [T], -1 for none; None if there are no adapters.
         updates: What reads the weights of all adapters, by placeholder (see `adapters.py`).
+        hidden: Placeholder of hidden states, [T, hidden], of a trace that goes on from those of another model.
     """
 
     graph: fx.Graph
@@ -90,114 +74,38 @@ class Trace:
     membership: Membership | None = None
     adapters: fx.Node | None = None
     updates: dict[fx.Node, Callable[[], Tensor]] = field(default_factory=dict)
+    hidden: fx.Node | None = None
 
     @property
     def step_inputs(self) -> tuple[fx.Node, ...]:
         """Return the placeholders of what a step brings: the context of the first slice."""
-        given = (self.ids, self.positions, self.logits_indices)
-        return given if self.adapters is None else (*given, self.adapters)
+        given = (self.ids, self.positions, self.logits_indices, self.adapters, self.hidden)
+        return tuple(node for node in given if node is not None)
 
 
-def trace(config: PreTrainedConfig, dtype: torch.dtype, whole: bool = False) -> Trace:
+def trace(config: PreTrainedConfig, dtype: torch.dtype, whole: bool = False, mtp: bool = False) -> Trace:
     """Trace the causal language model of `config`.
 
     Args:
         config: Config of the model.
         dtype: Dtype of the parameters.
         whole: Whether to trace every layer, not one of each kind.
+        mtp: Whether to trace its layer for multi-token prediction, in place of the others.
 
     Raises:
         UserError: If the model cannot be traced, or if its attention does not go through attend.
     """
     with quiet():
         try:
-            exported = export_whole(config, dtype) if whole else export_fast(config, dtype)
-            return read_program(exported.program, exported.buffers, config, dtype)
+            export = export_mtp if mtp else export_whole if whole else export_fast
+            exported = export(config, dtype)
+            return read_program(exported.program, exported.buffers, mtp_config(config) if mtp else config, dtype)
         except UserError as e:
             raise unsupported(config, str(e)) from e
         except KeyError as e:
             raise unsupported(config, BYPASS if e.args == (ops.NAME,) else f"tracing it ends in {first_line(e)}") from e
         except Exception as e:
             raise unsupported(config, f"torch.export cannot trace it ({first_line(e)})") from e
-
-
-def export_fast(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
-    """Export one layer of each kind if that is known to give the same graph, else all."""
-    try:
-        return export_kinds(config, dtype)
-    except Exception:  # whatever it is, tracing all layers is right or says what is wrong
-        return export_whole(config, dtype)
-
-
-def export_kinds(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
-    """Export one layer of each kind, and put copies of it where the others are.
-
-    Raises LayersDiffer if layers are not known to be alike, and whatever the exporter raises.
-    """
-    model = skeleton(config, dtype)
-    buffers = real_buffers(model)
-    kinds = LayerKinds(model, decoder_of(model), text_of(config).num_hidden_layers)
-    with rewritten(model, dtype), kinds.standing_in():
-        program = export(model)
-    names = weight_names(program)
-    common = {node for node, name in names.items() if name in buffers and not name.startswith(f"{kinds.name}.")}
-    expand(program.graph, {node: name for node, name in names.items() if node not in common}, kinds.name)
-    return Exported(program, buffers)
-
-
-def export_whole(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
-    """Export every layer. Raise whatever the exporter raises."""
-    model = skeleton(config, dtype)
-    buffers = real_buffers(model)
-    with rewritten(model, dtype):
-        return Exported(export(model), buffers)
-
-
-def weight_names(program: ExportedProgram) -> dict[fx.Node, str]:
-    """Return the name of the model's parameter or buffer that a placeholder of `program` holds."""
-    nodes = {n.name: n for n in program.graph.nodes}
-    specs = program.graph_signature.input_specs
-    return {nodes[s.arg.name]: s.target.removeprefix("model.") for s in specs if s.target is not None}
-
-
-class Flat(torch.nn.Module):
-    """A model over the tokens of all sequences side by side, which computes the logits of some of them only."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
-        """Return the logits [L, vocab].
-
-        Args:
-            ids: Token ids, int64 [T].
-            positions: Positions of the tokens, int64 [T].
-            keep: Indices of the tokens whose logits are computed, int64 [L]. Stored traces have this name.
-        """
-        from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-        check: Callable[[bool], None] = torch._check
-        check(ids.shape[0] == positions.shape[0])  # one symbol from the first layer on, so that layers are alike
-        trace_positions(positions)
-        out = self.model(input_ids=ids[None], position_ids=positions[None], logits_to_keep=keep, use_cache=False)
-        logits: Tensor = out.logits[0]
-        kept_all = statically_known_true(logits.shape[0] == ids.shape[0])  # some models compute those of all tokens
-        return logits[keep] if kept_all else logits
-
-
-def export(model: torch.nn.Module) -> ExportedProgram:
-    """Export `model` over fake tensors, without in-place operators; the numbers T and L stay symbols."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    tokens, kept = torch.export.Dim("T", max=1 << 24), torch.export.Dim("L", max=1 << 24)
-    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
-        model.to_empty(device="cpu")
-        args = tuple(torch.zeros(n, dtype=torch.int64) for n in (EXAMPLE_TOKENS, EXAMPLE_TOKENS, EXAMPLE_KEPT))
-    with torch.no_grad(), no_stacks():
-        shapes = ({0: tokens}, {0: tokens}, {0: kept})
-        return functional(torch.export.export(Flat(model), args, dynamic_shapes=shapes, strict=False))
 
 
 def read_program(
@@ -217,7 +125,7 @@ def read_program(
     if mutated := program.graph_signature.buffers_to_mutate:
         names = ", ".join(mutated.values())
         raise UserError(f"it changes {names} as it runs, so that rows would depend on each other")
-    (ids, positions, logits_indices), weights, constants = sort_inputs(program, buffers)
+    (ids, positions, logits_indices, *more), weights, constants = sort_inputs(program, buffers)
     clean(program.graph)
     tokens, kept = (str(traced_tensor(n).shape[0]) for n in (ids, logits_indices))
     annotate(program.graph, {tokens: TOKENS, kept: KEPT})
@@ -238,6 +146,7 @@ def read_program(
         logits=logits,
         dtype=dtype,
         facts=ModelFacts.of(config),
+        hidden=more[0] if more else None,
     )
 
 

@@ -64,12 +64,13 @@ class StoredNode(msgspec.Struct, array_like=True):
 
 
 class StoredEnds(NamedTuple):
-    """Places of the inputs of a step, and of its result."""
+    """Places of the inputs of a step, and of its result; -1 for what a trace does not take."""
 
     ids: int
     positions: int
     logits_indices: int
     logits: int
+    hidden: int = -1
 
 
 class StoredTrace(msgspec.Struct, array_like=True):
@@ -98,10 +99,10 @@ def stored(trace: Trace) -> StoredTrace:
         raise Unstorable
     nodes = [n for n in trace.graph.nodes if n.op != "output"]
     places = {node: i for i, node in enumerate(nodes)}
-    ends = (places[n] for n in (trace.ids, trace.positions, trace.logits_indices, trace.logits))
+    ends = (trace.ids, trace.positions, trace.logits_indices, trace.logits, trace.hidden)
     return StoredTrace(
         [stored_node(node, places) for node in nodes],
-        StoredEnds(*ends),
+        StoredEnds(*(-1 if n is None else places[n] for n in ends)),
         {places[n]: name for n, name in trace.weights.items()},
         {places[n]: stored_constant(t) for n, t in trace.constants.items()},
         torch_name(trace.dtype),
@@ -130,6 +131,7 @@ def restored(data: StoredTrace) -> Trace:
             logits=logits,
             dtype=getattr(torch, data.dtype),
             facts=data.facts,
+            hidden=None if ends.hidden < 0 else nodes[ends.hidden],
         )
     except (IndexError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise Unstorable from error

@@ -35,15 +35,32 @@ class LmHeadInput:
         self, last: BoundStretch, head: BoundHead | None, values: Sequence[Tensor], logits: Tensor | None = None
     ):
         self._last, self._head, self._values, self._logits = last, head, values, logits
+        self._hidden: Tensor | None = None
 
     @torch.inference_mode()
     def logits(self) -> Tensor:
         """Return the logits [L, vocab]."""
-        return self._last.run(self._values)[0] if self._logits is None else self._logits
+        if self._logits is not None:
+            return self._logits
+        logits, *hidden = self._last.run(self._values)
+        self._note(hidden)
+        return logits
 
     @torch.inference_mode()
     def largest(self) -> Largest | None:
         """Return each token's largest logit, or None if it cannot be found without computing most of them."""
         if self._head is None or self._head.head.pauses():
             return None
-        return self._head.head.largest(self._head.before.run(self._values)[0])
+        x, *hidden = self._head.before.run(self._values)
+        self._note(hidden)
+        return self._head.head.largest(x)
+
+    @property
+    def hidden(self) -> Tensor:
+        """The last hidden states [L, hidden], of a model that was loaded to return them, once its logits are asked."""
+        assert self._hidden is not None, "expected logits that have been computed, of a model with hidden states"
+        return self._hidden
+
+    def _note(self, hidden: Sequence[Tensor]) -> None:
+        if hidden:
+            self._hidden = hidden[0].flatten(0, -2)

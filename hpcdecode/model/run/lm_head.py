@@ -150,7 +150,10 @@ class LmHead:
 
 
 class Cut(NamedTuple):
-    """A slice in two: what comes before the GEMM that ends it, as a graph of the same inputs, and that GEMM."""
+    """A slice in two: what comes before the GEMM that ends it, as a graph of the same inputs, and that GEMM.
+
+    The graph returns what the GEMM takes, and what else the slice returns beside the logits.
+    """
 
     before: fx.Graph
     head: LmHead
@@ -169,7 +172,7 @@ def cut_head(
     """
     made = fx.Graph()
     made.output(made.graph_copy(graph, {}))
-    (end,) = results(made)
+    end, *others = results(made)
     if end.target is aten.select.int and end.args[1:] == (0, 0):
         end = as_node(end.args[0])
     if not isinstance(end.target, Chain) or len(end.target.calls) != 1:
@@ -184,7 +187,7 @@ def cut_head(
     if isinstance(weight, Stack) or recipes[place].biases or recipes[place].bits or not LmHead.suits(x, y):
         return None
     made.erase_node(made.output_node())
-    made.output((before,))
+    made.output((before, *others))
     made.eliminate_dead_code()
     return Cut(made, LmHead(x, y, weight, memory))
 

@@ -14,30 +14,21 @@ from hpcdecode.attention.base import isa
 from hpcdecode.attention.cuda import HOW_TO_BUILD, built
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend.absorb import absorb
-from hpcdecode.model.frontend.add_adapters import add_adapters
-from hpcdecode.model.frontend.cache import cached_sources, cached_trace
-from hpcdecode.model.frontend.checkpoint import holds_weights, open_checkpoint
+from hpcdecode.model.frontend.cache import cached_trace
+from hpcdecode.model.frontend.checkpoint import holds_weights
 from hpcdecode.model.frontend.choose import has_entries, has_indexers, join_indexers, join_scores, leave_out_indexers
 from hpcdecode.model.frontend.config import ModelFacts, config_file, stated_config, stated_dtype
-from hpcdecode.model.frontend.gguf.checkpoint import open_gguf
-from hpcdecode.model.frontend.gguf.folder import gguf_files, model_folder
-from hpcdecode.model.frontend.lora_merge import merged
+from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.model.frontend.mapped import MappedFile
-from hpcdecode.model.frontend.meta import tensor_meta
-from hpcdecode.model.frontend.quantization.plain import plain_tensors
-from hpcdecode.model.frontend.quantization.scheme import Scheme
+from hpcdecode.model.frontend.mtp import require_mtp
 from hpcdecode.model.frontend.quantization.stated import read_scheme
-from hpcdecode.model.frontend.quantization.unread import refuse_unread
-from hpcdecode.model.frontend.readers import adapter_targets, stackable, tables_of
 from hpcdecode.model.frontend.shard import member_trace
 from hpcdecode.model.frontend.split import split
 from hpcdecode.model.frontend.stated import layers_of
-from hpcdecode.model.frontend.tensors import CheckpointTensor
-from hpcdecode.model.frontend.trace import Trace
-from hpcdecode.model.frontend.weights import Weights, weight_key
 from hpcdecode.model.lower import packed_weights, quantize
 from hpcdecode.model.lower.few_bits import BY_INT8, FORMS, Quantised
 from hpcdecode.model.lower.packed_weights import PRIVATE
+from hpcdecode.model.run.checkpoint_weights import bound_weights, open_plain
 from hpcdecode.model.run.cuda_graphs import GraphRecorder
 from hpcdecode.model.run.split_model import AUTO, SplitModel
 from hpcdecode.model.run.stages import stages_of
@@ -109,6 +100,8 @@ def load_split(
     indexers: bool = True,
     graphs: bool = True,
     int8_activations: bool = False,
+    mtp: bool = False,
+    hidden: bool = False,
 ) -> SplitModel:
     """Trace, cut and bind a model.
 
@@ -130,6 +123,8 @@ def load_split(
         indexers: Let indexers choose the tokens that longer sequences attend to; else such sequences are not run.
         graphs: Record slices as CUDA graphs, on a CUDA device.
         int8_activations: Round activations to int8, by a scale for 32 inputs, for GEMMs by weights in few bits but FP8.
+        mtp: Load the model's layer for multi-token prediction, which takes hidden states, in place of the model.
+        hidden: Let the last slice return the last hidden states, too.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -147,7 +142,9 @@ def load_split(
     opens = weights and holds_weights(folder)  # if there are none, what the model lacks is said first
     exact = dtype if lora is None else torch.float32  # an adapter is added before weights are rounded
     tensors = open_plain(folder, layers, scheme, exact) if opens else {}
-    traced = cached_trace(folder, dtype, announce)
+    if mtp and weights:
+        require_mtp(tensors, layers)
+    traced = cached_trace(folder, dtype, announce, mtp)
     could = has_indexers(traced)
     if has_entries(traced) and not (indexers and latents):
         raise UserError(
@@ -159,8 +156,10 @@ def load_split(
         absorb(own)  # after the deal: heads are dealt out as they are in the model
     own = join_scores(join_indexers(own))
     tensors = tensors or (open_plain(folder, layers, scheme, exact) if weights else {})
-    bound = bound_weights(folder, tensors, traced, own, device, scheme, lora, adapters, tables) if weights else None
-    parts = split(own, device)
+    bound = None
+    if weights:
+        bound = bound_weights(folder, tensors, traced, own, device, scheme, lora, adapters, tables, mtp)
+    parts = split(own, device, hidden)
     if announce:
         _tell_context(own.facts, could)
     if bound is None:
@@ -197,26 +196,6 @@ def _tell_context(facts: ModelFacts, could: bool) -> None:
         )
 
 
-def open_plain(
-    folder: Path, layers: int | None, scheme: Scheme | None, dtype: torch.dtype
-) -> Mapping[str, CheckpointTensor]:
-    """Return the tensors of a checkpoint by the keys that it would have unquantised.
-
-    Args:
-        folder: Model directory.
-        layers: Number of layers that config.json states, or None.
-        scheme: How its weights are quantised, or None.
-        dtype: Dtype that quantised weights are rounded to.
-
-    Raises:
-        UserError: If the checkpoint is incomplete or damaged.
-    """
-    if files := gguf_files(folder):
-        return open_gguf(files, dtype)
-    tensors = open_checkpoint(folder, layers)
-    return tensors if scheme is None else plain_tensors(tensors, scheme, dtype)
-
-
 def require_quantised(weights: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UserError if the device has no GEMMs of such weights and activations of `dtype`."""
     name = str(dtype).removeprefix("torch.")
@@ -251,42 +230,3 @@ def require_int8_activations(device: torch.device, dtype: torch.dtype) -> None:
             "--activations int8: expected S-ranks on CPUs with AVX2 or AVX-512, and float32 or bfloat16, got "
             f"{isa() if device.type == 'cpu' else device.type} and {str(dtype).removeprefix('torch.')}; leave it out"
         )
-
-
-def bound_weights(
-    folder: Path,
-    tensors: Mapping[str, CheckpointTensor],
-    traced: Trace,
-    own: Trace,
-    device: torch.device,
-    scheme: Scheme | None,
-    lora: str | None = None,
-    adapters: Mapping[str, str] | None = None,
-    tables: WeightMemory = PRIVATE,
-) -> Weights:
-    """Return the weights, and parts of weights, that the nodes of a trace use; let adapters update its projections.
-
-    Args:
-        folder: Model directory.
-        tensors: Tensors of its checkpoint by the keys that it would have unquantised.
-        traced: Trace of the whole model.
-        own: The trace: the same, or that of a member.
-        device: Device to read the weights to.
-        scheme: How its weights are quantised, or None.
-        lora: Directory of an adapter to merge, or None.
-        adapters: Directories of adapters that update `own`, by name.
-        tables: Where tables are put that are made at load.
-
-    Raises:
-        UserError: If weights are missing, or quantised in a way that is not known; if the adapter is not the model's.
-    """
-    wanted = {name: tensor_meta(node) for node, name in traced.weights.items() if node.users}
-    sources = cached_sources(folder, traced.dtype, list(tensors), set(wanted), stackable(traced))
-    refuse_unread(tensors, sources, wanted, scheme)
-    keys = {weight_key(own, node): tensor_meta(node) for node in own.weights if node.users}
-    targets = adapter_targets(traced) if lora is not None or adapters else {}
-    if lora is not None:
-        tensors = merged(tensors, sources, targets, Path(lora))
-    if adapters:
-        add_adapters(own, adapters, sources, targets, tensors)
-    return Weights(folder, tensors, sources, keys, device, tables_of(own), tables)

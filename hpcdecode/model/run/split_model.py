@@ -70,6 +70,7 @@ class SplitModel:
         layers: Layers whose slices can run.
         head: The LM head, if the largest logit can be found without all of them.
         recorded: The `RecordedSlices`, once there are any.
+        hands_hidden: Whether the last slice returns the last hidden states, too.
         rounds_activations: Whether GEMMs round activations to int8.
     """
 
@@ -88,6 +89,7 @@ class SplitModel:
         self.split = parts
         self.device, self.recorder = device, recorder
         self.recorded: object | None = None
+        self.hands_hidden = parts.hidden
         self.facts = parts.trace.facts
         self.dtype: torch.dtype = parts.trace.dtype
         self.attends: tuple[MixerShape, ...] = layer_shapes(parts.trace)
@@ -164,8 +166,8 @@ class SplitModel:
             i: Index of the slice.
             o: Attention output of layer i - 1, [T, q_heads * v_dim], or None for slice 0.
             context: For slice 0 the token ids, int64 [T], the positions, int64 [T], and the indices of the tokens
-                whose logits are needed, int64 [L], L >= 0, and their adapters, int64 [T], or none (see `with_numbers`).
-                Else what slice i - 1 returned.
+                whose logits are needed, int64 [L], L >= 0, and their adapters, int64 [T], or none (see `with_numbers`);
+                behind them hidden states, [T, hidden], if the model takes some. Else what slice i - 1 returned.
 
         Returns:
             Rows for the layer, and the next context. All are inference tensors: not to be changed in place.

@@ -15,7 +15,7 @@ from hpcdecode.model.frontend.gguf.folder import model_folder
 from hpcdecode.model.frontend.ngrams import TABLE
 from hpcdecode.model.frontend.quantization.stated import read_scheme
 from hpcdecode.model.lower.few_bits import ALL_FORMS, BLOCK_INPUTS
-from hpcdecode.model.run.load import open_plain
+from hpcdecode.model.run.checkpoint_weights import open_plain
 from hpcdecode.model.run.split_model import AUTO
 from hpcdecode.model.run.values import takes_form
 
