@@ -110,7 +110,8 @@ class Inputs:
     def hand_hidden(self, speculation: Speculation) -> None:
         """Hand on the hidden states of tokens that sequences go on from, once these have their new tokens."""
         if self.hidden:
-            speculation.take_hidden(self._sampled, self._rows, torch.cat(self.hidden))
+            hidden = self.hidden[0] if len(self.hidden) == 1 else torch.cat(self.hidden)
+            speculation.take_hidden(self._sampled, self._rows, hidden)
 
     def spread(self, tokens: Sequence[int]) -> list[int]:
         """Return a token for each sampled sequence, given those of the sequences that draw; -1 for the others."""

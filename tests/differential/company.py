@@ -29,7 +29,7 @@ from hpcdecode.system.model_path import find_model
 from hpcdecode.system.signals import DRAINED
 from tests.differential.contents import Contents, Mix, contents
 from tests.support.fusing import fusing
-from tests.support.guessing import EAGER, guessing
+from tests.support.guessing import EAGER, MTP, guessing
 from tests.support.preemption import hasty
 from tests.support.rotating import spoilt_frames
 from tests.support.stop_after import StopAfter, copy, kept, remove
@@ -52,6 +52,7 @@ class Company:
         adapters: directories of adapters that rows may choose, by name. Rows that have none run alone without any.
         weights: form of the projections' weights, None for `dtype`.
         activations: `int8` to round them for GEMMs by weights in few bits.
+        mtp: whether runs guess by the models' layers for multi-token prediction.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class Company:
         adapters: dict[str, str] | None = None,
         weights: str | None = None,
         activations: str | None = None,
+        mtp: bool = False,
     ):
         self.folder, self.dtype, self.tp, self.weights, self.activations = folder, dtype, tp, weights, activations
-        self.adapters = adapters or {}
+        self.adapters, self.mtp = adapters or {}, mtp
         self.models = {name: find_model(path, {}) for name, path in models.items()}
         self._loaded: dict[tuple[str, bool], SplitModel] = {}  # by name, and whether it has adapters
         self._alone: dict[str, Contents] = {}
@@ -172,6 +174,8 @@ class Company:
 
     def _guesses(self, name: str, how: str, shapes: Sequence[MixerShape]) -> SpeculativeConfig:
         """Settings of guesses; by the model itself in fewer bits if that can be, which is right and wrong."""
+        if how == MTP:
+            return SpeculativeConfig.of({"method": MTP, "num_speculative_tokens": 3})
         if how != "model" or recurrent_shapes(shapes):
             return EAGER
         return SpeculativeConfig.of({"model": self.models[name], "quantization": "int4", "num_speculative_tokens": 5})
@@ -255,6 +259,7 @@ class Company:
                 quantised=self.weights,
                 adapters=adapters,
                 int8_activations=self.activations is not None,
+                hidden=self.mtp,
             )
         return self._loaded[key]
 

@@ -2,7 +2,7 @@
 
 usage: run_mixes.py FOLDER MODEL=DIRECTORY COUNT SEED [--corpus FILE...] [--dtype DTYPE] [--tolerance X] [--tp K]
        [--preempts X] [--tiers host|file|torn] [--rotates host|file] [--score] [--adapters] [--weights FORM]
-       [--activations int8] [--kv-dtype DTYPE] [--guesses lookup|wild|known|model]
+       [--activations int8] [--kv-dtype DTYPE] [--guesses lookup|wild|known|model|mtp]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.differential.contents import Contents, difference, of_line
 from tests.differential.mixes import mixes, scored_mixes
 from tests.differential.mutations import MUTATIONS
 from tests.support.fusing import Fused
-from tests.support.guessing import GUESSES, Guessed, Known, name_of
+from tests.support.guessing import GUESSES, MTP, Guessed, Known, name_of
 from tests.support.preemption import HastyPlacement
 from tests.support.swapping import TIERS, Moves
 
@@ -45,7 +45,8 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     models = dict(option.split("=", 1) for option in [options.model])
     adapters = _adapters(folder, *models.values()) if options.adapters else {}
-    company = Company(folder, models, options.dtype, options.tp, adapters, options.weights, options.activations)
+    forms = options.weights, options.activations
+    company = Company(folder, models, options.dtype, options.tp, adapters, *forms, mtp=options.guesses == MTP)
     if WORLD.rank:
         return _follow(company)
     code, found = 0, []
@@ -181,7 +182,7 @@ def _options() -> argparse.Namespace:
     add("--score", action="store_true", help="mixes of rows that are scored")
     add("--tiers", choices=TIERS, help="where rows go that are preempted, of all runs")
     add("--rotates", choices=("host", "file"), help="tiers of KV caches that are larger than memory, of all runs")
-    add("--guesses", choices=GUESSES, help="how tokens are guessed ahead, of all runs")
+    add("--guesses", choices=(*GUESSES, MTP), help="how tokens are guessed ahead, of all runs")
     add("--preempts", type=float, help="share of the steps at which all runs preempt")
     options = parser.parse_args()
     if options.tolerance is None:

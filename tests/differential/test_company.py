@@ -16,6 +16,7 @@ from tests.support.commands import ROOT, run
 from tests.support.guessing import GUESSES
 from tests.support.hybrids import HYBRIDS
 from tests.support.models import build, save
+from tests.support.mtp import add_mtp
 from tests.support.tiny import tiny
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
@@ -101,6 +102,15 @@ KEEPING = ("qwen3_next", "kimi_linear", "lfm2", "deepseek_v4", "minimax_m3")
 def test_mixes_with_guesses_of_models_with_states(tmp_path, name):
     model = build(name, tmp_path / "model")
     same(run_mixes(tmp_path, f"{name}={model}", 2, 111, "--guesses", "known", ranks=3, seconds=900), 2)
+
+
+@pytest.mark.parametrize(
+    "options", [(), *(pytest.param(o, marks=pytest.mark.full) for o in (("--tp", 2), ("--preempts", 0.3)))]
+)
+def test_mixes_with_guesses_of_a_layer_for_multi_token_prediction(tmp_path, options):
+    model = build("deepseek_v3", tmp_path / "model")
+    add_mtp(model)
+    same(run_mixes(tmp_path, f"deepseek_v3={model}", 2, 112, "--guesses", "mtp", *options, seconds=900), 2)
 
 
 @pytest.mark.full

@@ -10,11 +10,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hpcdecode import LLM, SamplingParams
+from hpcdecode.attention.shapes import attention_shapes
+from hpcdecode.attention.torch_cache import TorchKvCache
+from hpcdecode.engine import draft_model
 from hpcdecode.engine.draft_model import DraftModel
 from hpcdecode.engine.unread_states import UnreadStates
 from hpcdecode.errors import UserError
+from hpcdecode.model import load_split
+from hpcdecode.schedule.model_drafts import AskedDraft
+from hpcdecode.system.timeline import Timeline
 from tests.support.drafts import FEATURES, PARAMS, PROMPTS, emptied, generated, opened, sequence_of
 from tests.support.mtp import add_mtp, predicted
+from tests.support.recorders import EagerRecorder, as_on_a_device
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +77,27 @@ def test_rows_are_the_same(with_mtp, name):
             made, worker = generated(llm, params=params)
             assert made == plain and worker.schedulers[0].speculation.drafted > 90
             assert not len(emptied(llm).states)
+
+
+def test_recorded_slices_guess_the_same(with_mtp, monkeypatch):
+    """As on a GPU, with a stand-in for CUDA graphs; what is left to read is read over several calls."""
+    as_on_a_device(monkeypatch)
+    monkeypatch.setattr(draft_model, "_READ_AT_ONCE", 16)
+    path, _ = with_mtp("deepseek_v3")
+    hidden, drafts = torch.randn(40, 64, generator=torch.Generator().manual_seed(1)), []
+    for recorder in (None, EagerRecorder()):
+        model = load_split(path, dtype="float32", indexers=False, mtp=True, hidden=True)
+        model.recorder = recorder
+        kv_cache = TorchKvCache(attention_shapes(model.attends), "float32", 1024, 4)
+        guess = DraftModel(model, kv_cache, 4, model.vocab_size, Timeline(), 1024)
+        sequences = [sequence_of([9 + i, 30], [*range(40, 52 + 8 * i)], line=i) for i in range(3)]
+        for sequence in sequences:
+            guess.take_hidden(sequence, hidden[: len(sequence.generated)])
+        asked = [AskedDraft(sequence, 8, []) for sequence in sequences]
+        with torch.inference_mode():
+            drafts.append([guess.continued(asked) for _ in range(5)])
+    assert drafts[0] == drafts[1] and recorder.replayed > 10
+    assert [len(draft) for draft in drafts[0][0]] == [8, 0, 0] and all(drafts[0][-1])
 
 
 def test_states_with_gaps_are_of_no_use():

@@ -21,6 +21,7 @@ from hpcdecode.schedule.model_drafts import ModelDrafts
 from hpcdecode.schedule.speculation import Speculation
 
 GUESSES = ("lookup", "wild", "known", "model")
+MTP = "mtp"  # by a layer that few checkpoints have
 Known = dict[str, list[int]]  # what samples generate, by `name_of`
 EAGER = SpeculativeConfig(
     method="suffix",
@@ -50,8 +51,8 @@ def name_of(line: int, sample: int) -> str:
 def guessing(how: str, known: Known) -> Iterator[None]:
     """Let guesses cost nothing.
 
-    `wild` replaces some of their tokens, `known` takes most of them from what is known, `model` leaves them all to a
-    second model, which guesses for all sequences.
+    `wild` replaces some of their tokens, `known` takes most of them from what is known, `model` and `mtp` leave them
+    all to a second model, or a layer for multi-token prediction, which guesses for all sequences.
     """
     draw, draft_of, settle = np.random.default_rng(0), Speculation._draft_of, Speculation.settle
 
@@ -88,7 +89,9 @@ def guessing(how: str, known: Known) -> Iterator[None]:
         Guessed.right += self.confirmed - before[1]
 
     with (
-        patch.object(Speculation, "_draft_of", {"wild": wild, "known": told, "model": left_out}.get(how, draft_of)),
+        patch.object(
+            Speculation, "_draft_of", {"wild": wild, "known": told, "model": left_out, MTP: left_out}.get(how, draft_of)
+        ),
         patch.object(ModelDrafts, "choose", all_of_them),
         patch.object(Speculation, "settle", counted),
         patch.object(DraftPrice, "value", 0.0),
