@@ -17,6 +17,7 @@ from hpcdecode.model.frontend.recurrent import RECURRENT
 from hpcdecode.model.frontend.shard import trace_of
 from hpcdecode.model.frontend.trace import Trace
 from hpcdecode.model.run.bound_slice import together
+from hpcdecode.model.run.head_input import LmHeadInput
 from hpcdecode.model.run.mixers import layer_shape, recurrent_weights
 from hpcdecode.model.run.split_model import SplitModel
 from tests.support.models import VOCAB
@@ -135,24 +136,27 @@ def attend(q, k, v, q_heads, kv_heads, scale, window, softcap, sinks) -> Tensor:
 def members_logits(models: list[SplitModel], ids: list[int]) -> Tensor:
     """Logits of a sequence, in chunks, by members that lie in one process."""
     attentions = [Attention(model) for model in models]
-    found = []
-    for chunk in (range(16), range(16, 19), range(19, len(ids))):
-        positions = torch.tensor(chunk)
-        every = torch.arange(len(chunk))
-        outputs, contexts = [None] * len(models), [(torch.tensor(ids)[positions], positions, every)] * len(models)
-        for layer in range(len(models[0].attends)):
-            made = together(
-                [m.start_slice(layer, *at) for m, *at in zip(models, outputs, contexts, strict=True)], added
-            )
-            outputs = [
-                attend(layer, [0] * len(chunk), positions, *rows)
-                for attend, (rows, _) in zip(attentions, made, strict=True)
-            ]
-            contexts = [context for *_, context in made]
-        given = zip(models, outputs, contexts, strict=True)
-        heads = together([model.start_last(*at) for model, *at in given], added)
-        found.append(torch.cat([head.logits() for head in heads], -1))
-    return torch.cat(found)
+    chunks = (range(16), range(16, 19), range(19, len(ids)))
+    heads = (members_heads(models, attentions, ids, chunk) for chunk in chunks)
+    return torch.cat([torch.cat([head.logits() for head in own], -1) for own in heads])
+
+
+def members_heads(
+    models: list[SplitModel], attentions: list[Attention], ids: list[int], chunk: range
+) -> list[LmHeadInput]:
+    """Where each member's last slice ends for some tokens of a sequence, by members that lie in one process."""
+    positions = torch.tensor(chunk)
+    every = torch.arange(len(chunk))
+    outputs, contexts = [None] * len(models), [(torch.tensor(ids)[positions], positions, every)] * len(models)
+    for layer in range(len(models[0].attends)):
+        made = together([m.start_slice(layer, *at) for m, *at in zip(models, outputs, contexts, strict=True)], added)
+        outputs = [
+            attend(layer, [0] * len(chunk), positions, *rows)
+            for attend, (rows, _) in zip(attentions, made, strict=True)
+        ]
+        contexts = [context for *_, context in made]
+    given = zip(models, outputs, contexts, strict=True)
+    return together([model.start_last(*at) for model, *at in given], added)
 
 
 def added(parts: Sequence[Tensor]) -> Tensor:

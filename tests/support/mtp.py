@@ -23,7 +23,7 @@ def add_mtp(path: Path, seed: int = 0) -> MtpModel:
     Qwen has it apart (`mtp.`), DeepSeek and GLM behind the layers of the model.
     """
     config = _stated(read_config(path))
-    main = model_class(config).from_pretrained(path, config=config, dtype=torch.float32)
+    main = model_class(config).from_pretrained(path, config=config, dtype=torch.float32, attn_implementation="eager")
     layer = MtpModel(main, 1).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -26,6 +26,7 @@ TOKENS, BLOCKS = "indexed_attention", "minimax_m3_sparse"  # in a config's layer
 INDEXED = frozenset({TOKENS, BLOCKS})
 _COUNTS = ("index_topk", "topk_blocks", "block_topk")  # an indexer has one of these attributes
 _MASKS = ("create_causal_mask", "create_recurrent_attention_mask")  # models with indexers need more than None of them
+_MASKS_BY_KIND = "LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING"  # of layers for multi-token prediction
 _PADDING = "apply_mask_to_padding_states"  # given the latter
 _MASK_OF = "build_attention_mask_from_topk"  # method of GLM-5-Next's attention, given what its indexer chose
 
@@ -96,7 +97,8 @@ def tracing_indexers(model: torch.nn.Module) -> Iterator[None]:
     masks = replaced_methods(maskers, {type(m).__name__: lambda _: _every_token for m in maskers}, _MASK_OF)
     _Traced.last, _Traced.fresh = None, False
     try:
-        with forwards, masks, replaced_names(indexers, lambda name, _: _STAND_INS.get(name)):
+        defining = [*indexers, model] if indexers else []
+        with forwards, masks, replaced_names(defining, lambda name, _: _STAND_INS.get(name)):
             yield
     finally:
         _Traced.last = _Traced.positions = None
@@ -154,4 +156,8 @@ def _without_padding(hidden_states: torch.Tensor, _: object) -> torch.Tensor:
     return hidden_states
 
 
-_STAND_INS: dict[str, object] = {**dict.fromkeys(_MASKS, _every_token), _PADDING: _without_padding}
+_STAND_INS: dict[str, object] = {
+    **dict.fromkeys(_MASKS, _every_token),
+    _PADDING: _without_padding,
+    _MASKS_BY_KIND: {"full_attention": _every_token},
+}

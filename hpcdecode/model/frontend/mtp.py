@@ -19,7 +19,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.architectures import text_of
 from hpcdecode.model.frontend.export import Exported, export
-from hpcdecode.model.frontend.indexers import trace_positions
+from hpcdecode.model.frontend.indexers import INDEXED, trace_positions
 from hpcdecode.model.frontend.rewritten import rewritten
 from hpcdecode.model.frontend.skeleton import real_buffers, settle, skeleton
 from hpcdecode.model.frontend.sources import MatchedKeys, Sources, chosen_sources, held_name, match_keys
@@ -51,7 +51,7 @@ def _stated(config: PreTrainedConfig) -> PreTrainedConfig:
     text: Any = text_of(stated)
     for kinds, own in (("layer_types", "mtp_layer_types"), ("mlp_layer_types", "mtp_mlp_layer_types")):
         if (all_kinds := getattr(text, kinds, None)) is not None:
-            given = getattr(text, own, None) or [_ATTENDS if _ATTENDS in all_kinds else all_kinds[-1]]
+            given = getattr(text, own, None) or [_ATTENDS if {_ATTENDS, *INDEXED} & {*all_kinds} else all_kinds[-1]]
             setattr(text, own, given[:1])
     text.num_mtp_layers = 1
     return stated
