@@ -134,10 +134,10 @@ class DraftModel:
         if self.states is not None:
             self.states.forget(sequence)
 
-    def take_hidden(self, sequence: SequenceState, rows: Tensor) -> None:
+    def take_hidden(self, sequence: SequenceState, rows: Tensor, end: int) -> None:
         """Take hidden states, as `Continuation.take_hidden`."""
         if self.states is not None:
-            self.states.take(sequence, rows)
+            self.states.take(sequence, rows, end)
 
     def unread(self, sequence: SequenceState) -> int | None:
         """Return how many tokens are to be read of a sequence, as `Continuation.unread`."""

@@ -33,30 +33,46 @@ class LastSliceInput(NamedTuple):
     context: tuple[Tensor, ...]
 
 
-def logits_of(
-    model: SplitModel,
-    group: GroupLane,
-    last: LastSliceInput,
-    part: slice,
-    largest: bool,
-    hidden: list[Tensor] | None = None,
-) -> Waiting[Tensor]:
-    """Return logits [L, vocab], or the largest ones' tokens, int64 [L], if no more is needed and they are known.
+class StepEnd:
+    """The last slice of a lane's step: logits, part by part, and the hidden states that they are of.
 
     Args:
         model: Model whose last slice runs.
         group: The lane as members share it.
         last: What the last slice takes.
-        part: Those of the tokens whose logits are needed.
-        largest: Whether no more is needed.
-        hidden: Takes the hidden states that the logits are of, if the model hands them on.
+        timeline: Of this rank.
+        lane: For the timeline.
+
+    Attributes:
+        hidden: Last hidden states [L, hidden] of each part whose logits were computed, if the model hands them on.
     """
-    head = yield from group.summed(model.start_last(*last, part))
-    found = (yield from group.largest(head)) if largest else None
-    found = (yield from group.logits(head)) if found is None else found
-    if hidden is not None and model.hands_hidden:
-        hidden.append(head.hidden)
-    return found
+
+    def __init__(self, model: SplitModel, group: GroupLane, last: LastSliceInput, timeline: Timeline, lane: int):
+        self.model, self.group, self.timeline, self._last, self._lane = model, group, timeline, last, lane
+        self.hidden: list[Tensor] = []
+
+    def logits(self, part: slice, largest: bool) -> Waiting[Tensor]:
+        """Return logits [L, vocab], or the largest ones' tokens, int64 [L], if no more is needed and they are known.
+
+        Args:
+            part: Those of the tokens whose logits are needed.
+            largest: Whether no more is needed.
+        """
+        self.timeline.enter("logits", self._lane)
+        head = yield from self.group.summed(self.model.start_last(*self._last, part))
+        found = (yield from self.group.largest(head)) if largest else None
+        found = (yield from self.group.logits(head)) if found is None else found
+        if self.model.hands_hidden:
+            self.hidden.append(head.hidden)
+        return found
+
+    def states(self, part: slice) -> Waiting[Tensor | None]:
+        """Return the last hidden states [L, hidden] of a part whose logits nobody asks for; None if it is empty."""
+        if part.start == part.stop:
+            return None
+        self.timeline.enter("logits", self._lane)
+        head = yield from self.group.summed(self.model.start_last(*self._last, part))
+        return head.states()
 
 
 class StepExecutor(Protocol):

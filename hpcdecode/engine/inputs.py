@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +14,31 @@ from torch import Tensor
 from hpcdecode.engine.asked import AskedRows, asked_of, take_asked
 from hpcdecode.engine.model_inputs import ModelInputs, StepTokens
 from hpcdecode.errors import InvariantViolation
+from hpcdecode.requests.prefix import Prefix
 from hpcdecode.requests.sequence import SequenceState
 from hpcdecode.sampling.logprobs import logprobs
 from hpcdecode.sampling.rows import rows_of
 from hpcdecode.schedule.speculation import Speculation
-from hpcdecode.schedule.step import Step
+from hpcdecode.schedule.step import Chunk, Step
 from hpcdecode.system.uploads import upload
+
+_STATES = 64  # tokens of a prompt, before its last one, whose hidden states are handed on
+
+
+class PromptStates(NamedTuple):
+    """Positions of a prompt whose hidden states are handed on, for the sequences that begin with it."""
+
+    sequences: Sequence[SequenceState]
+    positions: range
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> PromptStates | None:
+        """Return those of a chunk, of the last positions of its prompt but one; None if there are none."""
+        if isinstance(chunk.sequence, Prefix) or chunk.sequence.target is not None:
+            return None
+        end = chunk.sequence.prompt_length - 1
+        positions = range(max(chunk.start, end - _STATES), min(chunk.start + chunk.count, end))
+        return cls(chunk.sequence.with_forks, positions) if positions else None
 
 
 class Inputs:
@@ -28,6 +48,7 @@ class Inputs:
         step: of a lane.
         device: of the slices.
         forgotten: keys of prefixes that are not needed any more.
+        states: whether hidden states of the last tokens of prompts are needed, too.
 
     Attributes:
         on_host: what the slices take, in the memory of the host.
@@ -36,10 +57,11 @@ class Inputs:
         drawn: of steps with drafts, logits that tokens were drawn from [n, vocab]; the largest ones' tokens, int64 [n],
             if no more was needed. None before they are known.
         hidden: last hidden states [L, hidden] that the logits are of, part by part, if the model hands them on.
+        states: those of tokens of prompts that have no logits, in the order of the chunks, or None.
         first_rows: of sequences that decode, by their ids, if any has a draft; the rows of the draft are behind it.
     """
 
-    def __init__(self, step: Step, device: torch.device, forgotten: Sequence[int] = ()):
+    def __init__(self, step: Step, device: torch.device, forgotten: Sequence[int] = (), states: bool = False):
         ids: list[int] = []
         positions: list[int] = []
         adapters: list[int] = []
@@ -54,6 +76,8 @@ class Inputs:
         logits_indices = list(range(decodes))
         self.first_rows = dict(zip(map(id, step.decode), rows, strict=True)) if decodes > len(rows) else {}
         self._asked: list[AskedRows] = []
+        self._of_prompts: list[PromptStates] = []
+        stated: list[int] = []
         skipped_queries: list[int] = []
         for chunk in step.prefill:
             first, end = len(ids), chunk.start + chunk.count
@@ -65,12 +89,18 @@ class Inputs:
                 self._asked.append(asked)
                 begin = asked.positions.start - chunk.start
                 logits_indices += range(first + begin, first + begin + len(asked.positions))
-            skipped_queries.append(begin if asked else chunk.count - bool(chunk.sampled))
+            begin = begin if asked else chunk.count - bool(chunk.sampled)
+            if states and (own := PromptStates.of(chunk)):
+                begin = min(begin, own.positions.start - chunk.start)
+                stated += range(first + own.positions.start - chunk.start, first + own.positions.stop - chunk.start)
+                self._of_prompts.append(own)
+            skipped_queries.append(begin)
             if chunk.sampled:
                 if logits_indices[-1:] != [len(ids) - 1]:
                     logits_indices.append(len(ids) - 1)
                 rows += [len(logits_indices) - 1] * len(chunk.sampled)
         self._rows, self.hidden = rows, list[Tensor]()
+        self.states: Tensor | None = None
         self._sampled = step.sampled
         self.drawn: Tensor | None = None
         self.drawing = [s for s in self._sampled if s.target is None]
@@ -81,11 +111,11 @@ class Inputs:
         sample_indices = [places[row] for row in drawn]
         self._selects_all = sample_indices == list(range(len(self._drawn)))
         updated = _tensor(adapters) if any(adapter >= 0 for adapter in adapters) else None
-        tokens = StepTokens(_tensor(ids), _tensor(positions), _tensor(logits_indices), updated)
+        tokens = StepTokens(_tensor(ids), _tensor(positions), _tensor([*logits_indices, *stated]), updated)
         self._check_sample_indices(rows, *tokens[:3])
         parts = [chunk.part for chunk in step.prefill]
         self.on_host = ModelInputs(
-            decodes, tokens, parts, skipped_queries, forgotten, largest, by_parts=bool(self._asked)
+            decodes, tokens, parts, skipped_queries, forgotten, largest, bool(self._asked), len(stated)
         )
         arrays = [np.array(x, np.int64) for x in (self._drawn, sample_indices)]
         *there, self._drawn_rows, self._sample_indices = upload(device, *(x.numpy() for x in tokens.context), *arrays)
@@ -109,6 +139,10 @@ class Inputs:
 
     def hand_hidden(self, speculation: Speculation) -> None:
         """Hand on the hidden states of tokens that sequences go on from, once these have their new tokens."""
+        if self.states is not None:
+            parts = self.states.split([len(own.positions) for own in self._of_prompts])
+            for own, rows in zip(self._of_prompts, parts, strict=True):
+                speculation.take_prompt_states(own.sequences, rows, own.positions.stop)
         if self.hidden:
             hidden = self.hidden[0] if len(self.hidden) == 1 else torch.cat(self.hidden)
             speculation.take_hidden(self._sampled, self._rows, hidden)

@@ -83,6 +83,8 @@ class Member:
                 for part in inputs.logits_parts:
                     head = yield from group.summed(self.model.start_last(*last, part))
                     yield from group.largest(head) if inputs.largest else group.logits(head)
+                if inputs.state_rows:
+                    yield from group.summed(self.model.start_last(*last, inputs.state_part))
             self._count(bool(inputs.parts))
 
     def _count(self, prefilled: bool) -> None:

@@ -51,6 +51,7 @@ class ModelInputs:
         forgotten: Keys of prefixes whose K and V are not needed any more.
         largest: Whether no more of the logits is needed than the largest one of every token.
         by_parts: Whether logits are computed part by part, since those of many prompt tokens are asked for.
+        state_rows: How many of the tokens whose logits are computed are asked for hidden states alone, the last ones.
     """
 
     decodes: int
@@ -60,11 +61,18 @@ class ModelInputs:
     forgotten: Sequence[int] = ()
     largest: bool = False
     by_parts: bool = False
+    state_rows: int = 0
+
+    @property
+    def state_part(self) -> slice:
+        """Return which of the tokens whose logits are needed are asked for hidden states alone."""
+        count = len(self.tokens.logits_indices)
+        return slice(count - self.state_rows, count)
 
     @property
     def logits_parts(self) -> list[slice]:
         """Return the parts of the tokens whose logits are needed that are computed one after another."""
-        count = len(self.tokens.logits_indices)
+        count = self.state_part.start
         size = LOGITS_AT_ONCE if self.by_parts else max(count, 1)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
@@ -90,6 +98,7 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
     forgotten: list[int] = []
     largest: bool = False
     by_parts: bool = False
+    state_rows: int = 0
 
     @classmethod
     def of(cls, plan: Plan, inputs: ModelInputs | None, forgotten: Sequence[int]) -> StepOrder:
@@ -106,7 +115,8 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
             return cls(wire.tobytes(), forgotten=list(forgotten))
         tokens = [x.numpy().tobytes() for x in inputs.tokens.context]
         lists = list(inputs.parts), list(inputs.skipped_queries), list(inputs.forgotten)
-        return cls(wire.tobytes(), inputs.decodes, tokens, *lists, inputs.largest, inputs.by_parts)
+        asked = inputs.largest, inputs.by_parts, inputs.state_rows
+        return cls(wire.tobytes(), inputs.decodes, tokens, *lists, *asked)
 
     def decoded_plan(self) -> Plan:
         """Return the plan."""
@@ -116,4 +126,4 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
         """Return what the model takes, on the host."""
         tokens = StepTokens(*(torch.from_numpy(np.frombuffer(wire, np.int64).copy()) for wire in self.tokens))
         lists = self.parts, self.skipped_queries, self.forgotten
-        return ModelInputs(self.decodes, tokens, *lists, largest=self.largest, by_parts=self.by_parts)
+        return ModelInputs(self.decodes, tokens, *lists, self.largest, self.by_parts, self.state_rows)

@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from hpcdecode.engine.executors import logits_of
+from hpcdecode.engine.executors import StepEnd
 from hpcdecode.engine.group_lane import GroupLane, MpiGroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs
 from hpcdecode.engine.member import Member
@@ -146,9 +146,9 @@ class PrefillMember(Member):
             link.follow_plan(plan)
             inputs = order.inputs().on(self.model.device)
             last = yield from self.executor.run(lane, link, inputs)
+            end = StepEnd(self.model, own, last, self.timeline, lane)
             for part in inputs.logits_parts:
-                enter("logits", lane)
-                answer = yield from logits_of(self.model, own, last, part, inputs.largest)
+                answer = yield from end.logits(part, inputs.largest)
                 group.send(_HOME, [answer.long() if answer.dim() == 1 else answer])
             if not inputs.logits_parts:
                 group.send(_HOME, [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count
 from time import time
 from typing import Protocol
@@ -15,7 +14,7 @@ from torch import Tensor
 from hpcdecode.engine.choice import executors
 from hpcdecode.engine.confirmation import confirmed
 from hpcdecode.engine.desk import RankReport
-from hpcdecode.engine.executors import LastSliceInput, logits_of
+from hpcdecode.engine.executors import StepEnd
 from hpcdecode.engine.group_lane import GroupLane, OneMember
 from hpcdecode.engine.inputs import Inputs, take_logprobs
 from hpcdecode.engine.prefill import PromptKvCache
@@ -173,13 +172,14 @@ class SRank:
                 continue
             self._waits = 0
             step.stamp_queued(time())
-            inputs = Inputs(step, self.model.device, forgotten)
+            inputs = Inputs(step, self.model.device, forgotten, states=self.model.hands_hidden)
             self.announce(lane, plan, inputs, forgotten)
             executor = next(e for e in self.executors if e.suits(inputs.model))
             last = yield from executor.run(lane, link, inputs.model)
-            tokens: list[int] = []
-            if len(inputs.model.tokens.logits_indices):
-                tokens = yield from self.sample(lane, inputs, partial(self._logits, lane, last, inputs.hidden))
+            end, tokens = StepEnd(self.model, self.groups[lane], last, self.timeline, lane), list[int]()
+            if inputs.model.logits_parts:
+                tokens = yield from self.sample(lane, inputs, end.logits)
+            inputs.hidden, inputs.states = end.hidden, (yield from end.states(inputs.model.state_part))
             enter("commit", lane)
             self._finish_step(scheduler, step, inputs, tokens)
         self._rounds.leave(lane)
@@ -223,11 +223,6 @@ class SRank:
         """Return a plan with the next number."""
         self._plans += 1
         return dataclasses.replace(plan, number=self._plans - 1)
-
-    def _logits(self, lane: int, last: LastSliceInput, kept: list[Tensor], part: slice, top: bool) -> Waiting[Tensor]:
-        """Return what `logits_of` returns for a part of a lane's tokens."""
-        self.timeline.enter("logits", lane)
-        return (yield from logits_of(self.model, self.groups[lane], last, part, top, kept))
 
     def sample(
         self, lane: int, inputs: Inputs, logits_of: Callable[[slice, bool], Waiting[Tensor]]

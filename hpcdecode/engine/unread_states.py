@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hpcdecode.requests.sequence import SequenceState
 
-_MOST = 64  # tokens of a sequence that may be left to read; what is older is forgotten
+_MOST = 128  # tokens of a sequence that may be left to read; what is older is forgotten
 
 
 @dataclass(slots=True)
@@ -32,9 +32,8 @@ class UnreadStates:
         """Return of how many sequences there are some."""
         return len(self._held)
 
-    def take(self, sequence: SequenceState, rows: Tensor) -> None:
-        """Take those of a sequence's newest tokens, [n, hidden]; if some before are missing, drop what was there."""
-        end = len(sequence.given_ids) + len(sequence.generated)
+    def take(self, sequence: SequenceState, rows: Tensor, end: int) -> None:
+        """Take those of a sequence's tokens before the place `end`, [n, hidden]; drop others if there is a gap."""
         held = self._held.get(sequence.seniority)
         if held is None or held.end != end - len(rows):
             held = self._held[sequence.seniority] = _OfSequence(end - len(rows), end)

@@ -49,8 +49,8 @@ class DraftSeconds(NamedTuple):
 class Continuation(Protocol):
     """A second model, which goes on with sequences where they are."""
 
-    def take_hidden(self, sequence: SequenceState, rows: Tensor) -> None:
-        """Take the hidden states of the tokens before a sequence's newest ones [n, hidden], if it takes any."""
+    def take_hidden(self, sequence: SequenceState, rows: Tensor, end: int) -> None:
+        """Take the hidden states [n, hidden] with which a sequence's tokens before the place `end` are read, if any."""
 
     def continued(self, asked: Sequence[AskedDraft]) -> list[list[int]]:
         """Return a draft of each, or no tokens."""

@@ -116,9 +116,20 @@ class Speculation:
         if self._model is None:
             return
         for sequence, row in zip(sequences, rows, strict=True):
-            if sequence.finish_reason is None and sequence.beams is None:
+            if sequence.finish_reason is not None:
+                self._model.model.forget(sequence)  # it may have ended with its prompt
+            elif sequence.beams is None:
                 right = sequence.length - sequence.draft.length - 1 if sequence.draft.tokens else 0
-                self._model.model.take_hidden(sequence, hidden[row : row + 1 + right])
+                end = len(sequence.given_ids) + len(sequence.generated)
+                self._model.model.take_hidden(sequence, hidden[row : row + 1 + right], end)
+
+    def take_prompt_states(self, sequences: Sequence[SequenceState], rows: Tensor, end: int) -> None:
+        """Hand a second model hidden states of a prompt, [n, hidden], of the tokens before the place `end`."""
+        if self._model is None:
+            return
+        for sequence in sequences:
+            if sequence.finish_reason is None and sequence.beams is None:
+                self._model.model.take_hidden(sequence, rows, end + 1)
 
     def observe(self, seconds: float, rows: int, tokens: int) -> None:
         """Take note of a step without prompts, as `DraftPrice.observe`."""

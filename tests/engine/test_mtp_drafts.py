@@ -40,7 +40,10 @@ def with_mtp(checkpoint, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next"])
 def test_drafts_are_those_of_transformers(with_mtp, name):
-    """The layer reads what a row generates, with hidden states of the model; behind guesses, with its own."""
+    """The layer reads the last tokens of prompts and what rows generate, with hidden states of the model.
+
+    Behind guesses it reads them with its own.
+    """
     path, layer = with_mtp(name)
     drafts, continued = [], DraftModel.continued
 
@@ -55,7 +58,7 @@ def test_drafts_are_those_of_transformers(with_mtp, name):
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     compared = 0
     for given, generated_ids, draft in drafts[::7]:
-        ids, begin = [*given, *generated_ids], len(given)
+        ids, begin = [*given, *generated_ids], max(len(given) - 65, 0) + 1
         with torch.no_grad():
             states = model.model(torch.tensor([ids])).last_hidden_state[0, begin - 1 : -1]
         read = ids[begin:]
@@ -92,7 +95,7 @@ def test_recorded_slices_guess_the_same(with_mtp, monkeypatch):
         guess = DraftModel(model, kv_cache, 4, model.vocab_size, Timeline(), 1024)
         sequences = [sequence_of([9 + i, 30], [*range(40, 52 + 8 * i)], line=i) for i in range(3)]
         for sequence in sequences:
-            guess.take_hidden(sequence, hidden[: len(sequence.generated)])
+            guess.take_hidden(sequence, hidden[: len(sequence.generated)], 2 + len(sequence.generated))
         asked = [AskedDraft(sequence, 8, []) for sequence in sequences]
         with torch.inference_mode():
             drafts.append([guess.continued(asked) for _ in range(5)])
@@ -103,20 +106,20 @@ def test_recorded_slices_guess_the_same(with_mtp, monkeypatch):
 def test_states_with_gaps_are_of_no_use():
     states, sequence = UnreadStates(), sequence_of([7, 8, 9], [12])
     assert states.first(sequence) is None
-    states.take(sequence, torch.full((1, 4), 3.0))
+    states.take(sequence, torch.full((1, 4), 3.0), 4)
     assert states.first(sequence) == 3
     sequence.generated += [13, 14]
     assert states.first(sequence) is None  # a step whose states are not known
-    states.take(sequence, torch.tensor([[4.0], [5.0]]).expand(2, 4))
+    states.take(sequence, torch.tensor([[4.0], [5.0]]).expand(2, 4), 6)
     assert states.first(sequence) == 3 and states.since(sequence, 4)[:, 0].tolist() == [4, 5]
     sequence.generated += [15]
     sequence.generated += [16]
-    states.take(sequence, torch.full((1, 4), 7.0))
+    states.take(sequence, torch.full((1, 4), 7.0), 8)
     assert states.first(sequence) == 7 and states.since(sequence, 7)[:, 0].tolist() == [7]
-    for place in range(100):
+    for place in range(200):
         sequence.generated.append(20)
-        states.take(sequence, torch.full((1, 4), 8.0 + place))
-    assert len(states.since(sequence, states.first(sequence))) == 64
+        states.take(sequence, torch.full((1, 4), 8.0 + place), 9 + place)
+    assert len(states.since(sequence, states.first(sequence))) == 128
     states.forget(sequence)
     assert not len(states)
 

@@ -55,6 +55,13 @@ class LmHeadInput:
         self._note(hidden)
         return self._head.head.largest(x)
 
+    @torch.inference_mode()
+    def states(self) -> Tensor:
+        """Return the last hidden states [L, hidden] without computing logits, if these can be left out."""
+        run = self._last.run if self._head is None else self._head.before.run
+        self._note(run(self._values)[1:])
+        return self.hidden
+
     @property
     def hidden(self) -> Tensor:
         """The last hidden states [L, hidden], of a model that was loaded to return them, once its logits are asked."""
