@@ -1,15 +1,16 @@
 """`hpcdecode bench guesses`: decoding with speculative decoding, against decoding without, of a trained model.
 
 Rows ask for what is known of functions of Python's standard library: `json` for their names and types as JSON of one
-schema, `edits` for their code with type hints. All ways take turns in one process. Every pass has rows of its own, as
-what earlier calls generated is known; the time of their prompts, which is that of a call for one token, does not count.
-Tokens must be the same.
+schema, `edits` for their code with type hints, `answers` for what they do, in words. All ways take turns in one
+process. Every pass has rows of its own, as what earlier calls generated is known; the time of their prompts, which is
+that of a call for one token, does not count. Tokens must be the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from hpcdecode.bench.edits import ASKED, encoded, functions
 from hpcdecode.bench.output import Case, Report
 from hpcdecode.errors import InvariantViolation, UserError
 from hpcdecode.report.benchmark import case, machine, seconds_of
-from hpcdecode.requests.speculative import DRAFT_MODEL, LOOKUPS
+from hpcdecode.requests.speculative import DRAFT_MODEL, LOOKUPS, MTP
 from hpcdecode.system.model_path import find_model
 
 _NONE = "no guesses"
+_EXPLAINED = "What does this Python code do, and what is it good for?\n\n```python\n{}\n```"
 _DESCRIBED = "Describe this Python code as JSON with the keys {}:\n\n```python\n{}\n```"
 _TEXT, _NAME = ({"type": "string", "maxLength": longest} for longest in (120, 30))
 _PROPERTIES: dict[str, dict[str, Any]] = {
@@ -43,6 +45,7 @@ SCHEMA = {
 WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
     "json": (_DESCRIBED.format(", ".join(_PROPERTIES), "{}"), {"structured_outputs": {"json": SCHEMA}}),
     "edits": (ASKED, {"ignore_eos": True}),
+    "answers": (_EXPLAINED, {"ignore_eos": True}),
 }
 
 
@@ -75,6 +78,8 @@ def run(args: argparse.Namespace) -> Report:
     ways = {_NONE: LLM(path)} | {method: LLM(path, speculative_config={"method": method}) for method in LOOKUPS}
     second = {"model": args.draft_model or path, "quantization": args.draft_weights}
     ways[f"{DRAFT_MODEL} in {args.draft_weights}"] = LLM(path, speculative_config=second)
+    with suppress(UserError):  # its checkpoint has no such layer
+        ways[MTP] = LLM(path, speculative_config={"method": MTP})
     cases: list[Case] = []
     for workload in args.workload:
         for rows in args.rows:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hpcdecode.attention.open import open_kv_cache
-from hpcdecode.attention.shapes import attention_shapes
-from hpcdecode.exchange.base import joined
 from hpcdecode.model import load_split
 from hpcdecode.model.run.load import ModelPart
 from tests.support.members import members_heads
 from tests.support.mtp import add_mtp, predicted
+from tests.support.quantised import pair
 from tests.support.steps import Attention
 
 FAMILIES = ["deepseek_v3", "deepseek_v32", "glm4_moe_lite", "qwen3_next", "qwen3_5"]
@@ -29,13 +26,13 @@ def test_logits_are_those_of_transformers(checkpoint, tmp_path, name):
     generator = torch.Generator().manual_seed(1)
     ids, hidden = torch.arange(9, 29), torch.randn(20, 64, generator=generator)
     expected, _ = predicted(layer, ids, hidden)
-    shapes = attention_shapes(model.attends)
-    cache = open_kv_cache(shapes, kv_dtype="float32", capacity_tokens=64, max_sequences=1, block_tokens=64, threads=1)
-    cache.extend(np.array([0], np.int32), np.array([20], np.int32))
-    rows, context = model.slice(0, None, (ids, torch.arange(20), torch.arange(20), hidden))
-    o = model.empty_output(0, 20)
-    cache.attend(0, np.array([0], np.int32), np.array([20], np.int32), joined(*rows), o, model.sinks(0))
-    torch.testing.assert_close(model.logits(o, context), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(logits_of(model, ids, hidden), expected, rtol=1e-3, atol=1e-3)
+
+
+def logits_of(model, ids, hidden):
+    every = torch.arange(len(ids))
+    rows, context = model.slice(0, None, (ids, every, every, hidden))
+    return model.logits(Attention(model)(0, [0] * len(ids), every, *rows), context)
 
 
 @pytest.mark.parametrize("name", ["llama3", "gemma2", "gpt_oss", "opt", "deepseek_v3"])
@@ -57,3 +54,23 @@ def test_hidden_states_are_those_of_transformers(checkpoint, name):
 
 def last_of(models, ids):
     return members_heads(models, [Attention(model) for model in models], ids, range(len(ids)))
+
+
+def test_a_quantised_layer_is_what_it_stands_for(checkpoint, tmp_path):
+    """In FP8 by blocks, as the checkpoint of DeepSeek-V3 has it and the model."""
+    source = shutil.copytree(checkpoint("deepseek_v3"), tmp_path / "source")
+    add_mtp(source)
+
+    def in_a_block(_, weight):
+        scale = weight.abs().max() / 448
+        codes = (weight / scale).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale_inv": scale.view(1, 1)}, codes.float() * scale
+
+    stated = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [256, 256]}
+    made = pair(source, tmp_path, in_a_block, {**stated, "modules_to_not_convert": ["lm_head"]})
+    ids, hidden = torch.arange(9, 29), torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
+    plain, quantised = (load_split(path, dtype="float32", mtp=True) for path in (made.plain, made.quantised))
+    assert torch.equal(logits_of(plain, ids, hidden), logits_of(quantised, ids, hidden))
+    packed = load_split(made.quantised, dtype="bfloat16", mtp=True, quantised="auto")
+    near = logits_of(load_split(made.plain, dtype="bfloat16", mtp=True), ids, hidden.bfloat16())
+    torch.testing.assert_close(logits_of(packed, ids, hidden.bfloat16()), near, rtol=0.1, atol=0.1)

@@ -57,7 +57,7 @@ def test_guesses_change_no_token_of_their_benchmark(hpcdecode):
     cases = json.loads(result.stdout)["cases"]
     ways = ("no guesses", "suffix", "ngram", "draft_model in int8")
     assert [c["case"] for c in cases[:4]] == [f"json, 2 rows, {way}" for way in ways]
-    assert len(cases) == 8 and cases[0]["ratio"] == 1
+    assert len(cases) == 12 and cases[0]["ratio"] == 1
 
 
 @pytest.mark.full

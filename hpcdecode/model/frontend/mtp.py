@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -52,7 +53,8 @@ def _stated(config: PreTrainedConfig) -> PreTrainedConfig:
     for kinds, own in (("layer_types", "mtp_layer_types"), ("mlp_layer_types", "mtp_mlp_layer_types")):
         if (all_kinds := getattr(text, kinds, None)) is not None:
             given = getattr(text, own, None) or [_ATTENDS if {_ATTENDS, *INDEXED} & {*all_kinds} else all_kinds[-1]]
-            setattr(text, own, given[:1])
+            with suppress(AttributeError):  # of a config that derives it from the number of such layers
+                setattr(text, own, given[:1])
     text.num_mtp_layers = 1
     return stated
 
