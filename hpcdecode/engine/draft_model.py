@@ -134,6 +134,12 @@ class DraftModel:
         if self.states is not None:
             self.states.forget(sequence)
 
+    def forget_all(self) -> None:
+        """Drop what is held of all sequences, as of a run that was cut off."""
+        self.followed.forget_all()
+        if self.states is not None:
+            self.states.forget_all()
+
     def take_hidden(self, sequence: SequenceState, rows: Tensor, end: int) -> None:
         """Take hidden states, as `Continuation.take_hidden`."""
         if self.states is not None:

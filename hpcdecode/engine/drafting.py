@@ -63,7 +63,9 @@ class Drafting:
             slots: Sequences at once, of all lanes.
         """
         config = self._options.speculative_config
-        if config and self._model is not None and (self._drafts is None or slots > self._slots):
+        if self._drafts is not None and slots <= self._slots:
+            self._drafts.model.forget_all()
+        elif config and self._model is not None:
             self._drafts = None  # its memory goes first
             model = self._opened(config, self._model, setup, sum(placement.capacity), slots)
             self._drafts, self._slots = ModelDrafts(model, config.num_speculative_tokens), slots

@@ -118,6 +118,11 @@ class FollowedSequences:
         if held is not None:
             self._give_back(held)
 
+    def forget_all(self) -> None:
+        """Drop what is held of all sequences."""
+        while self._held:
+            self._give_back(self._held.popitem()[1])
+
     def _give_back(self, held: FollowedSequence) -> None:
         self._free.append(held.slot)
         if held.known > held.skipped or held.guessed:

@@ -58,3 +58,7 @@ class UnreadStates:
     def forget(self, sequence: SequenceState) -> None:
         """Drop those of a sequence, if there are any."""
         self._held.pop(sequence.seniority, None)
+
+    def forget_all(self) -> None:
+        """Drop those of all sequences."""
+        self._held.clear()

@@ -61,6 +61,9 @@ class Continuation(Protocol):
     def forget(self, sequence: SequenceState) -> None:
         """Drop what is held of a sequence, if there is anything."""
 
+    def forget_all(self) -> None:
+        """Drop what is held of all sequences."""
+
     def take_seconds(self) -> DraftSeconds:
         """Return what drafts took since the last call."""
 

@@ -99,6 +99,8 @@ def test_recorded_slices_guess_the_same(with_mtp, monkeypatch):
         asked = [AskedDraft(sequence, 8, []) for sequence in sequences]
         with torch.inference_mode():
             drafts.append([guess.continued(asked) for _ in range(5)])
+        guess.forget_all()
+        assert kv_cache.used_tokens == 0 == len(guess.followed) == len(guess.states)
     assert drafts[0] == drafts[1] and recorder.replayed > 10
     assert [len(draft) for draft in drafts[0][0]] == [8, 0, 0] and all(drafts[0][-1])
 

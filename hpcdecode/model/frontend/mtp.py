@@ -50,12 +50,12 @@ def _stated(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return a copy of `config` whose language model states one such layer, and of which kind it is."""
     stated = copy.deepcopy(config)
     text: Any = text_of(stated)
-    for kinds, own in (("layer_types", "mtp_layer_types"), ("mlp_layer_types", "mtp_mlp_layer_types")):
-        if (all_kinds := getattr(text, kinds, None)) is not None:
-            given = getattr(text, own, None) or [_ATTENDS if {_ATTENDS, *INDEXED} & {*all_kinds} else all_kinds[-1]]
-            with suppress(AttributeError):  # of a config that derives it from the number of such layers
-                setattr(text, own, given[:1])
     text.num_mtp_layers = 1
+    for kinds, own in (("layer_types", "mtp_layer_types"), ("mlp_layer_types", "mtp_mlp_layer_types")):
+        if (of_model := getattr(text, kinds, None)) is not None:
+            likely = _ATTENDS if {_ATTENDS, *INDEXED} & {*of_model} else of_model[-1]
+            with suppress(AttributeError):  # of a config that derives it from the number of such layers
+                setattr(text, own, (getattr(text, own, None) or [likely])[:1])
     return stated
 
 
