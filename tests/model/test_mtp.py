@@ -6,16 +6,19 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from hpcdecode.model import load_split
 from hpcdecode.model.run.load import ModelPart
+from tests.support.gguf_converted import convert, save_ternary
+from tests.support.gguf_models import MODELS
 from tests.support.members import members_heads
 from tests.support.mtp import add_mtp, predicted
 from tests.support.quantised import pair
 from tests.support.steps import Attention
 
-FAMILIES = ["deepseek_v3", "deepseek_v32", "glm4_moe_lite", "qwen3_next", "qwen3_5"]
+FAMILIES = ["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "qwen3_next", "qwen3_5"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -74,3 +77,13 @@ def test_a_quantised_layer_is_what_it_stands_for(checkpoint, tmp_path):
     packed = load_split(made.quantised, dtype="bfloat16", mtp=True, quantised="auto")
     near = logits_of(load_split(made.plain, dtype="bfloat16", mtp=True), ids, hidden.bfloat16())
     torch.testing.assert_close(logits_of(packed, ids, hidden.bfloat16()), near, rtol=0.1, atol=0.1)
+
+
+def test_a_layer_of_a_gguf_file(tmp_path):
+    architecture, config, values = MODELS["glm4_moe"]
+    source = save_ternary(config(transformers), tmp_path / "source")
+    add_mtp(source)
+    file = convert(source, architecture, lambda name: "F32", **values)
+    ids, hidden = torch.arange(9, 29), torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
+    plain, packed = (load_split(path, dtype="float32", mtp=True) for path in (source, file))
+    assert torch.equal(logits_of(plain, ids, hidden), logits_of(packed, ids, hidden))

@@ -220,7 +220,8 @@ def convert(
     """
     config, change = json.loads((source / "config.json").read_text()), change or CONVERTERS.get(architecture, as_it_is)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(arch, config.get("num_hidden_layers") or len(config["layers_block_type"]))
+    layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
+    names = gguf.get_tensor_name_map(arch, max(layers, values.get("block_count") or 0))
     made: dict[str, list[np.ndarray]] = {}
     given = load_file(source / "model.safetensors")
     for key in sorted(given, key=lambda key: [int(p) if p.isdigit() else 0 for p in key.split(".")]):

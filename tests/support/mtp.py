@@ -25,6 +25,9 @@ def add_mtp(path: Path, seed: int = 0) -> MtpModel:
     config = _stated(read_config(path))
     main = model_class(config).from_pretrained(path, config=config, dtype=torch.float32, attn_implementation="eager")
     layer = MtpModel(main, 1).eval()
+    block = layer.layers[0].mtp_block
+    forward = block.forward
+    block.forward = lambda *args, **kwargs: _first(forward(*args, **kwargs))  # that of GLM-5 returns more
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in layer.layers.parameters():
@@ -38,6 +41,10 @@ def add_mtp(path: Path, seed: int = 0) -> MtpModel:
     file = path / "model.safetensors"
     save_file(load_file(file) | own, file, metadata={"format": "pt"})
     return layer
+
+
+def _first(made: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return made[0] if isinstance(made, tuple) else made
 
 
 def _key(name: str, apart: bool, layers: int) -> str:

@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -111,7 +112,15 @@ def mtp_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> Skeletons:
         torch.set_default_dtype(default)
     made.set_experts_implementation(ops.NAME)
     settle(made, main._get_dtype_plan(dtype))
+    block: Any = made.layers[0].mtp_block
+    block.forward = partial(_hidden_of, block.forward)
     return Skeletons(main, made)
+
+
+def _hidden_of(forward: Callable[..., Tensor | tuple[Tensor, ...]], *args: object, **kwargs: object) -> Tensor:
+    """Return the hidden states that a layer returns; some return more, such as what their indexers chose."""
+    made = forward(*args, **kwargs)
+    return made[0] if isinstance(made, tuple) else made
 
 
 class FlatMtp(torch.nn.Module):

@@ -16,7 +16,7 @@ from hpcdecode.model.frontend.gguf.changes import SAME, Change, Values
 from hpcdecode.model.frontend.gguf.experts import ExpertTensor
 from hpcdecode.model.frontend.gguf.header import GgufEntry, GgufHeader
 from hpcdecode.model.frontend.gguf.joined import JoinedTensor
-from hpcdecode.model.frontend.gguf.names import Experts, GgufPart, is_left_out, key_of, part_of
+from hpcdecode.model.frontend.gguf.names import Experts, GgufPart, is_left_out, key_of, part_of, predicts
 from hpcdecode.model.frontend.gguf.tables import own_values, table_of
 from hpcdecode.model.frontend.gguf.tensors import GgufTensor, read_headers
 from hpcdecode.model.frontend.mapped import MappedFile
@@ -68,12 +68,14 @@ def open_gguf(files: Sequence[Path], dtype: torch.dtype) -> dict[str, Checkpoint
     for header in headers:
         for stored in stored_in(header, dtype):
             name = stored.entry.name
-            if is_left_out(name, values):
+            if is_left_out(name):
                 continue
             if (part := part_of(table, name)) is not None:
                 parts[part.key][part] = stored
                 continue
             key = key_of(table, name)
+            if key is None and predicts(name, values):  # such as a head of its own
+                continue
             if key is None:
                 raise UserError(f"{header.file}: tensor {name!r:.100} is not one of the architecture {architecture!r}")
             if "{}" in key:

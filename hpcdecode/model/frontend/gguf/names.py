@@ -101,14 +101,23 @@ class GgufPart(NamedTuple):
 LAYER = re.compile(r"blk\.(\d{1,4})\.(.+)")
 NAME = re.compile(r"(\w+(?:\.\w+)?)\.(weight|bias)")
 IN_CONFIG = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")  # follow from the config
+PREDICTING = {  # modules of a layer for multi-token prediction, beside those of a layer
+    **{"nextn.enorm": "enorm", "nextn.hnorm": "hnorm", "nextn.eh_proj": "eh_proj"},
+    "nextn.shared_head_norm": "shared_head.norm",
+}
 
 
-def is_left_out(name: str, values: Values) -> bool:
-    """Return whether a tensor is not read: its values follow from the config, or it predicts later tokens."""
-    layer, blocks, predict = LAYER.fullmatch(name), values.get("block_count"), values.get("nextn_predict_layers")
-    if layer is not None and isinstance(blocks, int) and isinstance(predict, int) and predict > 0:
-        return int(layer[1]) >= blocks - predict
+def is_left_out(name: str) -> bool:
+    """Return whether a tensor is not read, as its values follow from the config."""
     return IN_CONFIG.fullmatch(name) is not None
+
+
+def predicts(name: str, values: Values) -> bool:
+    """Return whether a tensor is of a layer for multi-token prediction."""
+    layer, blocks, predict = LAYER.fullmatch(name), values.get("block_count"), values.get("nextn_predict_layers")
+    if layer is None or not isinstance(blocks, int) or not isinstance(predict, int):
+        return False
+    return int(layer[1]) >= blocks - predict
 
 
 def key_of(table: NameTable, name: str) -> str | None:
@@ -122,6 +131,8 @@ def key_of(table: NameTable, name: str) -> str | None:
     module, leaf = match.groups()
     if layer is None:
         return f"{table.top[module]}.{leaf}" if module in table.top else None
+    if module in PREDICTING:
+        return f"{table.prefix}.{int(layer[1])}.{PREDICTING[module]}.{leaf}"
     if module not in table.layer or (leaf == "bias" and table.biases is not None and module not in table.biases):
         return None
     return f"{table.prefix}.{int(layer[1])}.{table.layer[module]}.{leaf}"
