@@ -107,6 +107,10 @@ class TokenHistory:
     def extend(self, tokens: Sequence[int]) -> None:
         """Take tokens that were generated; what was guessed of them tells the chances of such guesses."""
 
+    @property
+    def expected(self) -> float:
+        """Tokens of the last draft that are right, on average."""
+
     def draft(self, most: int, least: float, forced: Sequence[int] = []) -> list[int]:
         """Return tokens that may follow, or none.
 

@@ -46,6 +46,14 @@ class DraftSeconds(NamedTuple):
     reading: float = 0.0
 
 
+class _Best(NamedTuple):
+    """The best number of tokens for some sequences; the seconds that each of their tokens saves, and each sequence."""
+
+    tokens: int = 0
+    of_token: float = 0.0
+    of_sequence: float = 0.0
+
+
 class Continuation(Protocol):
     """A second model, which goes on with sequences where they are."""
 
@@ -104,14 +112,33 @@ class ModelDrafts:
         sequences = [s for s in sequences if self.model.unread(s) is not None] if left else ()
         if not sequences:
             return []
-        if self._chances.drafts < _LEARNT or self.price.row_seconds is None or self.price.probes:
+        if not self._learnt:
             return self._tried(sequences, rows, left)
-        depth, saved = self._best(rows, len(sequences), left)
-        if not depth:
+        best = self._best(rows, len(sequences), left)
+        if not best.tokens:
             return []
-        worth = [s for s in sequences if self._reading(s) <= saved * _EARLY * tokens_left(s)]
-        depth = self._best(rows, len(worth), left)[0] if worth else 0
+        worth = [s for s in sequences if self._reading(s) <= best.of_token * _EARLY * tokens_left(s)]
+        depth = self._best(rows, len(worth), left).tokens if worth else 0
         return [(s, depth) for s in worth[: left // depth]] if depth else []
+
+    def saves_more(self, sequences: Sequence[SequenceState], rows: int, left: int) -> list[SequenceState]:
+        """Return sequences for which a draft of the model is expected to save more than the one that they have.
+
+        Args:
+            sequences: Those that have drafts by lookups.
+            rows: Of the step so far.
+            left: Rows that it may have beside those.
+        """
+        if not self._learnt or self.price.row_seconds is None or not sequences:
+            return []
+        worth, row, saved = self._worth, self.price.row_seconds, self._best(rows, len(sequences), left).of_sequence
+
+        def kept(sequence: SequenceState) -> float:
+            tokens, history = sequence.draft.tokens, sequence.draft.history
+            return (history.expected if history else 0.0) * worth - _MARGIN * row * len(tokens)
+
+        known = ((s, self.model.unread(s)) for s in sequences if s.sampler.matcher is None)
+        return [s for s, unread in known if unread is not None and unread <= FEW and kept(s) < saved]
 
     def note(self, asked: AskedDraft, tokens: int) -> None:
         """Take note that a sequence has a draft of so many tokens in the next step; one that was refused is wrong."""
@@ -146,11 +173,11 @@ class ModelDrafts:
         There is none in every other step, to compare with, and none if guesses were not worth it if all were right.
         """
         known = self.price.row_seconds is not None and self._chances.drafts > 0
-        if self.price.steps % 2 or (known and not self._best(rows, len(sequences), left, sure=True)[0]):
+        if self.price.steps % 2 or (known and not self._best(rows, len(sequences), left, sure=True).tokens):
             return []
         one = min(sequences, key=self._unread)
         expected = self._reading(one)
-        if expected > self._best(rows, len(sequences), left)[1] * _EARLY * tokens_left(one):
+        if expected > self._best(rows, len(sequences), left).of_token * _EARLY * tokens_left(one):
             if self._trials + expected > _TRIAL_SECONDS + _TRIAL_SHARE * self._elapsed:
                 return []
             self._trials += expected
@@ -165,21 +192,27 @@ class ModelDrafts:
         """Return how many tokens are to be read of a sequence that the model can go on with."""
         return self.model.unread(sequence) or 0
 
-    def _best(self, rows: int, sequences: int, left: int, *, sure: bool = False) -> tuple[int, float]:
-        """Return the best number of tokens for so many sequences, and the seconds that each of their tokens saves.
+    @property
+    def _learnt(self) -> bool:
+        """Whether it is known how often drafts are right and what they take, in other steps than those to find out."""
+        return self._chances.drafts >= _LEARNT and self.price.row_seconds is not None and not self.price.probes
 
-        If all guesses were `sure` to be right, else as often as they are.
-        """
-        alone, worth = self.price.step_seconds(rows), self._seconds / max(self._tokens, 1.0)
-        depth, most, saved, chance, right = 0, 0.0, 0.0, 1.0, 0.0
+    @property
+    def _worth(self) -> float:
+        """Seconds that a token takes on average."""
+        return self._seconds / max(self._tokens, 1.0)
+
+    def _best(self, rows: int, sequences: int, left: int, *, sure: bool = False) -> _Best:
+        """Return what is best for so many sequences, if guesses are right as often as they were, or `sure` to be."""
+        alone, worth, best, most, chance, right = self.price.step_seconds(rows), self._worth, _Best(), 0.0, 1.0, 0.0
         for k in range(1, min(self._most, left) + 1):
             own = min(sequences, left // k)
             chance *= 1.0 if sure else self._chances.of(k - 1)
             right += chance
             cost = self.price.step_seconds(rows + own * k) - alone + k * self._pass.step_seconds(own)
             if (gain := own * right * worth - _MARGIN * cost) > most:
-                depth, most, saved = k, gain, gain / (own * (1 + right))
-        return depth, saved
+                best, most = _Best(k, gain / (own * (1 + right)), gain / own), gain
+        return best
 
 
 def tokens_left(sequence: SequenceState) -> int:

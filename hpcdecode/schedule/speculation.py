@@ -69,6 +69,9 @@ class Speculation:
         left = self._look_up(self.config, able)
         if self._model is not None:
             rows = len(sequences) + MOST_DRAFTED_ROWS - left
+            for sequence in self._model.saves_more([s for s in able if s.draft.tokens], rows, left):
+                rows, left = rows - len(sequence.draft.tokens), left + len(sequence.draft.tokens)
+                sequence.draft.tokens = []
             self._go_on(self._model, [s for s in able if not s.draft.tokens and tokens_left(s) > 0], rows, left)
         ahead: dict[int, list[SequenceState]] = {}
         for sequence in able:

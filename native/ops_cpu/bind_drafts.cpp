@@ -39,6 +39,7 @@ Args:
         .def("__len__", &TokenHistory::size)
         .def("extend", &TokenHistory::extend, nb::arg("tokens"),
              "Take tokens that were generated; what was guessed of them tells the chances of such guesses.")
+        .def_prop_ro("expected", &TokenHistory::expected, "Tokens of the last draft that are right, on average.")
         .def("draft", &TokenHistory::draft, nb::arg("most"), nb::arg("least"),
              nb::arg("forced") = std::vector<int32_t>(),
              R"(Return tokens that may follow, or none.

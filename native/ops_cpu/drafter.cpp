@@ -92,6 +92,7 @@ void TokenHistory::extend(const std::vector<int32_t>& tokens) {
 }
 
 std::vector<int32_t> TokenHistory::draft(int most, double least, const std::vector<int32_t>& forced) {
+    expected_ = 0;
     if (most < 1) return {};
     Guesses begun;
     for (const int32_t token : forced) {
@@ -108,6 +109,7 @@ std::vector<int32_t> TokenHistory::draft(int most, double least, const std::vect
     for (const Guess& guess : best) {
         if (guess.chance <= least || guess.chance < drafter_->settings.least) break;
         tokens.push_back(guess.token);
+        expected_ += guess.chance;
     }
     return tokens;
 }

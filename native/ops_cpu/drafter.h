@@ -73,6 +73,9 @@ class TokenHistory {
     // forced: The first of them, by a grammar, if they are worth it; or none.
     std::vector<int32_t> draft(int most, double least, const std::vector<int32_t>& forced = {});
 
+    // How many tokens of the last draft are right on average.
+    double expected() const { return expected_; }
+
   private:
     struct Guess {
         int32_t token;
@@ -87,7 +90,8 @@ class TokenHistory {
 
     std::shared_ptr<Drafter> drafter_;
     Texts own_;
-    uint32_t output_ = 0;             // of the drafter
+    uint32_t output_ = 0;  // of the drafter
+    double expected_ = 0;
     std::array<Guesses, 2> pending_;  // by where they are from, for the tokens that come next
 };
 

@@ -84,6 +84,8 @@ void test_drafts(const DraftSettings& settings) {
         CHECK(least > 0 || draft.size() >= std::min<size_t>(most, forced.size()), "%zu tokens", draft.size());
         CHECK(static_cast<int>(draft.size()) <= most, "%zu tokens of %d", draft.size(), most);
         for (const int32_t token : draft) CHECK(token >= 0 && token < 9, "token %d", token);
+        const double all = static_cast<double>(draft.size()), expected = own.expected();
+        CHECK(expected >= least * all && expected <= all, "%g of %g tokens expected", expected, all);
         const size_t before = own.size();
         auto more = below(2) ? draft : std::vector<int32_t>(pattern.begin() + below(20), pattern.end() - below(20));
         more.push_back(below(9));

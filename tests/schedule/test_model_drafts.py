@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from hpcdecode.requests.params import SamplingParams
@@ -85,6 +87,23 @@ def test_a_model_that_is_not_worth_it_is_tried_now_and_then(slow):
     machine = Machine(**slow)
     asked = sum(len(machine.chosen) > 0 for _ in range(300) if machine.run(1))
     assert 0 < asked < 25 and all(len(machine.chosen) <= 1 for _ in range(70) if machine.run(1))
+
+
+def test_of_two_guesses_the_one_that_saves_more_is_made():
+    """Four tokens of the model are right, at little cost."""
+    machine = Machine(passing=1e-4, row=1e-6)
+    machine.run(150)
+    sequence = machine.sequences[0]
+    sequence.draft.tokens = [5] * 6
+    for expected, better in ((1.5, True), (3.0, True), (5.5, False)):
+        sequence.draft.history = SimpleNamespace(expected=expected)
+        assert bool(machine.drafts.saves_more([sequence], 4, 200)) == better
+    sequence.draft.history.expected = 1.5
+    machine.left[sequence.key] = 300  # to be read before
+    assert not machine.drafts.saves_more([sequence], 4, 200)
+    machine.left[sequence.key], sequence.sampler.matcher = 0, object()  # what a grammar forces is sure
+    assert not machine.drafts.saves_more([sequence], 4, 200)
+    assert not Machine(passing=0.05).drafts.saves_more([sequence], 4, 200)
 
 
 def test_what_takes_longer_to_read_than_it_saves_is_not_read():
