@@ -145,7 +145,7 @@ def test_structured_outputs_and_stop_strings_end_where_they_should(checkpoint):
 
 def test_settings_and_schedules_that_do_not_go_together_are_refused(checkpoint):
     with pytest.raises(
-        UserError, match="speculative_config: method: expected one of suffix, ngram, draft_model, got 'eagle'"
+        UserError, match="speculative_config: method: expected one of suffix, ngram, draft_model, mtp, got 'eagle'"
     ):
         LLM(checkpoint("llama3"), speculative_config={"method": "eagle"})
     with pytest.raises(UserError, match="got --schedule fluid; leave one of them out"):

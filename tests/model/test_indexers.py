@@ -15,9 +15,10 @@ from hpcdecode.model import load_split
 from hpcdecode.model.frontend.absorb import absorb
 from hpcdecode.model.frontend.choose import join_indexers
 from hpcdecode.model.frontend.config import longest, reason_to_refuse
+from hpcdecode.model.frontend.export import export_kinds
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.split import split
-from hpcdecode.model.frontend.trace import export_kinds, read_program
+from hpcdecode.model.frontend.trace import read_program
 from hpcdecode.model.run.stages import stages_of
 from tests.support.models import BLOCKS, LATENT, POOLS, save
 from tests.support.tiny import tiny

@@ -9,10 +9,11 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from hpcdecode.model.frontend import expand
 from hpcdecode.model.frontend.clean import freeze
+from hpcdecode.model.frontend.export import export_kinds
 from hpcdecode.model.frontend.kinds import LayersDiffer
 from hpcdecode.model.frontend.quiet import quiet
 from hpcdecode.model.frontend.split import split
-from hpcdecode.model.frontend.trace import Trace, export_kinds, read_program, trace
+from hpcdecode.model.frontend.trace import Trace, read_program, trace
 from hpcdecode.model.run.split_model import SplitModel
 from tests.support.models import ARCHITECTURES, EXPERTS, LATENT, SHAPE, WINDOW
 from tests.support.steps import Attention, step
