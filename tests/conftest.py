@@ -24,7 +24,7 @@ FIRST = (
     *("mpi/test_parity.py", "differential/test_company.py", "slurm/test_slurm.py", "cli/test_documented_commands.py"),
     *("cli/test_fluid_command.py", "mpi/test_groups.py", "mpi/test_nodes.py", "bench/test_e2e.py", "mpi/test_ends.py"),
     *("mpi/test_benches.py", "cli/test_kills.py", "mpi/test_prefill_ranks.py", "cli/test_simulate_command.py"),
-    *("model/test_architectures.py", "model/test_compile.py", "model/test_indexers.py", "model/test_fused_step.py"),
+    *("model/test_architectures.py", "model/test_indexers.py", "model/test_fused_step.py"),
 )
 
 

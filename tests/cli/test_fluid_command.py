@@ -44,7 +44,7 @@ def columns(path):
     ("ranks", "tier", "where"),
     [
         (1, "file", ()),
-        (2, "host", ("--s-ranks", 1)),
+        pytest.param(2, "host", ("--s-ranks", 1), marks=pytest.mark.full),
         (3, "file", ("--s-ranks", 1, "--admission", "optimistic")),
         (4, "file", ("--s-ranks", 1, "--partition", "head", "--kv-memory", KV // 3)),  # the model has three KV heads
     ],

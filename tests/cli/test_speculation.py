@@ -45,8 +45,16 @@ WHERE = {
 }
 
 
-@pytest.mark.parametrize("guesses", [GUESSES, OF_A_MODEL], ids=["looked up", "by a model"])
-@pytest.mark.parametrize("where", WHERE)
+def ways():
+    """Each way in two places; with `full` in all."""
+    some = (("one process", "looked up"), ("members", "looked up"), ("split", "by a model"), ("members", "by a model"))
+    for how, guesses in (("looked up", GUESSES), ("by a model", OF_A_MODEL)):
+        for where in WHERE:
+            marks = () if (where, how) in some else pytest.mark.full
+            yield pytest.param(where, guesses, id=f"{where}-{how}", marks=marks)
+
+
+@pytest.mark.parametrize(("where", "guesses"), ways())
 def test_rows_are_those_of_a_job_without_guesses(hpcdecode, plain, where, guesses):
     ranks, flags = WHERE[where]
     job = ("generate", "rows.jsonl", "-o", "out.h5", *FLAGS, *guesses, *flags)

@@ -12,7 +12,8 @@ from hpcdecode.model import load_split
 from hpcdecode.ranks.team import assemble
 
 
-@pytest.mark.parametrize("name", [pytest.param("llama3", marks=pytest.mark.full), "gemma2"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["llama3", "gemma2"])
 def test_compiled_slices_equal_plain_ones(checkpoint, monkeypatch, tmp_path, name):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     compiled = load_split(checkpoint(name), dtype="float32", inductor=True)
