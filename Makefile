@@ -46,7 +46,7 @@ test-full: .venv/.installed
 
 # Trained models, fetched as packages: their tokens, chats and schemas, and what few bits cost
 test-real: .venv/.installed
-	$(BIN)/python -m pytest -m 'real and not full' --durations 5
+	$(BIN)/python -m pytest -m 'real and not full' -n 2 --durations 5
 
 # Every decoder of the installed transformers, tiny and random: works, refused (why) or wrong. Takes half an hour.
 survey: .venv/.installed

@@ -83,7 +83,7 @@ def cache() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def threads(request: pytest.FixtureRequest) -> None:
-    """Workers of pytest-xdist take a thread each, and those of tests that start processes a core each.
+    """Workers of pytest-xdist take a thread each, and those of tests that start processes or real models a core each.
 
     Threads or ranks that wait for each other would be many times slower beside those of another worker.
     """
@@ -93,7 +93,7 @@ def threads(request: pytest.FixtureRequest) -> None:
     import torch
 
     torch.set_num_threads(1)
-    if request.config.option.markexpr.startswith("system"):
+    if request.config.option.markexpr.startswith(("system", "real")):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
