@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.modeling_layers import MtpModel
 
 from hpcdecode.model.frontend.config import read_config
-from hpcdecode.model.frontend.mtp import _stated
+from hpcdecode.model.frontend.mtp import with_mtp_layer
 from tests.support.models import model_class
 
 APART = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm"}
@@ -22,7 +22,7 @@ def add_mtp(path: Path, seed: int = 0) -> MtpModel:
 
     Qwen has it apart (`mtp.`), DeepSeek and GLM behind the layers of the model.
     """
-    config = _stated(read_config(path))
+    config = with_mtp_layer(read_config(path))
     main = model_class(config).from_pretrained(path, config=config, dtype=torch.float32, attn_implementation="eager")
     layer = MtpModel(main, 1).eval()
     block = layer.layers[0].mtp_block

@@ -43,11 +43,11 @@ def mtp_config(config: PreTrainedConfig) -> PreTrainedConfig:
     Args:
         config: Config of the model.
     """
-    own: PreTrainedConfig = _stated(config).get_mtp_config()
+    own: PreTrainedConfig = with_mtp_layer(config).get_mtp_config()
     return own
 
 
-def _stated(config: PreTrainedConfig) -> PreTrainedConfig:
+def with_mtp_layer(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return a copy of `config` whose language model states one such layer, and of which kind it is."""
     stated = copy.deepcopy(config)
     text: Any = text_of(stated)
@@ -103,7 +103,7 @@ def mtp_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> Skeletons:
     """
     from transformers.modeling_layers import MtpModel
 
-    main, default = skeleton(_stated(config), dtype), torch.get_default_dtype()
+    main, default = skeleton(with_mtp_layer(config), dtype), torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype)
         with torch.device("meta"):
