@@ -54,7 +54,7 @@ def ways():
             yield pytest.param(where, guesses, id=f"{where}-{how}", marks=marks)
 
 
-@pytest.mark.parametrize(("where", "guesses"), ways())
+@pytest.mark.parametrize(("where", "guesses"), list(ways()))
 def test_rows_are_those_of_a_job_without_guesses(hpcdecode, plain, where, guesses):
     ranks, flags = WHERE[where]
     job = ("generate", "rows.jsonl", "-o", "out.h5", *FLAGS, *guesses, *flags)
