@@ -21,6 +21,7 @@ from hpcdecode.exchange.base import SLink, joined
 from hpcdecode.exchange.local import LocalLink
 from hpcdecode.model import SplitModel
 from hpcdecode.model.run.fused_step import FusedStep
+from hpcdecode.model.run.head_input import LmHeadInput
 from hpcdecode.model.run.mixers import SliceOutput
 from hpcdecode.model.run.recorded_slices import RecordedSlices
 from hpcdecode.system.timeline import Timeline
@@ -58,8 +59,7 @@ class StepEnd:
             part: Those of the tokens whose logits are needed.
             largest: Whether no more is needed.
         """
-        self.timeline.enter("logits", self._lane)
-        head = yield from self.group.summed(self.model.start_last(*self._last, part))
+        head = yield from self._head(part)
         found = (yield from self.group.largest(head)) if largest else None
         found = (yield from self.group.logits(head)) if found is None else found
         if self.model.hands_hidden:
@@ -70,9 +70,13 @@ class StepEnd:
         """Return the last hidden states [L, hidden] of a part whose logits nobody asks for; None if it is empty."""
         if part.start == part.stop:
             return None
-        self.timeline.enter("logits", self._lane)
-        head = yield from self.group.summed(self.model.start_last(*self._last, part))
+        head = yield from self._head(part)
         return head.states()
+
+    def _head(self, part: slice) -> Waiting[LmHeadInput]:
+        """Return where the last slice ends for a part of the tokens whose logits are needed."""
+        self.timeline.enter("logits", self._lane)
+        return (yield from self.group.summed(self.model.start_last(*self._last, part)))
 
 
 class StepExecutor(Protocol):

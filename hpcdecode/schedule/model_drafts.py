@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hpcdecode.requests.sequence import SequenceState
@@ -109,8 +110,7 @@ class ModelDrafts:
             rows: Of the step so far.
             left: Rows that it may have beside those.
         """
-        sequences = [s for s in sequences if self.model.unread(s) is not None] if left else ()
-        if not sequences:
+        if not sequences or not left:
             return []
         if not self._learnt:
             return self._tried(sequences, rows, left)
@@ -131,14 +131,17 @@ class ModelDrafts:
         """
         if not self._learnt or self.price.row_seconds is None or not sequences:
             return []
-        worth, row, saved = self._worth, self.price.row_seconds, self._best(rows, len(sequences), left).of_sequence
+        saved = self._best(rows, len(sequences), left).of_sequence
+        if not saved:
+            return []
+        worth, row = self._worth, self.price.row_seconds
 
         def kept(sequence: SequenceState) -> float:
             tokens, history = sequence.draft.tokens, sequence.draft.history
             return (history.expected if history else 0.0) * worth - _MARGIN * row * len(tokens)
 
-        known = ((s, self.model.unread(s)) for s in sequences if s.sampler.matcher is None)
-        return [s for s, unread in known if unread is not None and unread <= FEW and kept(s) < saved]
+        less = (s for s in sequences if s.sampler.matcher is None and kept(s) < saved)
+        return [s for s in less if self._unread(s) <= FEW]
 
     def note(self, asked: AskedDraft, tokens: int) -> None:
         """Take note that a sequence has a draft of so many tokens in the next step; one that was refused is wrong."""
@@ -185,12 +188,15 @@ class ModelDrafts:
 
     def _reading(self, sequence: SequenceState) -> float:
         """Return the seconds that it takes to read a sequence before a draft."""
-        tokens = self._unread(sequence)
+        tokens = self.model.unread(sequence)
+        if tokens is None:
+            return inf
         return 0.0 if tokens <= FEW else self._read.step_seconds(tokens)
 
-    def _unread(self, sequence: SequenceState) -> int:
-        """Return how many tokens are to be read of a sequence that the model can go on with."""
-        return self.model.unread(sequence) or 0
+    def _unread(self, sequence: SequenceState) -> float:
+        """Return how many tokens are to be read of a sequence, without bound if the model cannot go on with it."""
+        tokens = self.model.unread(sequence)
+        return inf if tokens is None else tokens
 
     @property
     def _learnt(self) -> bool:

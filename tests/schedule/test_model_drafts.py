@@ -114,6 +114,18 @@ def test_what_takes_longer_to_read_than_it_saves_is_not_read():
     assert sum(few.left.values()) >= 6000 and not sum(many.left.values())
 
 
+def test_sequences_that_the_model_cannot_go_on_with_are_not_chosen():
+    for learnt in (0, 150):
+        machine = Machine()
+        machine.run(learnt)
+        machine.unread = {s.key: None if s is machine.sequences[0] else 1 for s in machine.sequences}.get
+        machine.drafts.model = SimpleNamespace(unread=lambda s, own=machine.unread: own(s.key))
+        for _ in range(4):
+            chosen = [s for s, _ in machine.drafts.choose(machine.sequences, 4, 256)]
+            assert machine.sequences[0] not in chosen
+            assert len(chosen) == (3 if learnt else len(chosen) and 1)
+
+
 def test_what_was_not_tried_teaches_nothing_and_what_a_grammar_refused_was_wrong():
     machine = Machine(sequences=1)
     (sequence,), chances = machine.sequences, machine.drafts._chances

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -76,9 +75,3 @@ def predicted(layer: MtpModel, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Ten
     """
     made = layer.forward_layer(0, hidden[None], torch.arange(len(ids))[None], None, input_ids=ids[None])
     return layer._project_to_logits(made)[0], made[0]
-
-
-def state_config(path: Path, **values) -> None:
-    """Change values of a checkpoint's config.json."""
-    file = path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))

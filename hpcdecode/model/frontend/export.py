@@ -19,7 +19,7 @@ from hpcdecode.model.frontend.skeleton import real_buffers, skeleton
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 EXAMPLE_TOKENS, EXAMPLE_KEPT = 8, 3  # the graph holds for any number
 
@@ -63,9 +63,16 @@ def export_kinds(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
 def export_whole(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     """Export every layer. Raise whatever the exporter raises."""
     model = skeleton(config, dtype)
+    return exported(model, Flat(model), dtype)
+
+
+def exported(
+    model: PreTrainedModel, flat: torch.nn.Module, dtype: torch.dtype, *rows: tuple[int, torch.dtype]
+) -> Exported:
+    """Export a model as it is; arguments: as of `export`, and the dtype of its activations."""
     buffers = real_buffers(model)
     with rewritten(model, dtype):
-        return Exported(export(Flat(model)), buffers)
+        return Exported(export(flat, *rows), buffers)
 
 
 def weight_names(program: ExportedProgram) -> dict[fx.Node, str]:

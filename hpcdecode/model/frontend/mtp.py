@@ -20,10 +20,9 @@ from torch import Tensor
 from hpcdecode.errors import UserError
 from hpcdecode.model.frontend import ops
 from hpcdecode.model.frontend.architectures import text_of
-from hpcdecode.model.frontend.export import Exported, export
+from hpcdecode.model.frontend.export import Exported, exported
 from hpcdecode.model.frontend.indexers import INDEXED, trace_positions
-from hpcdecode.model.frontend.rewritten import rewritten
-from hpcdecode.model.frontend.skeleton import real_buffers, settle, skeleton
+from hpcdecode.model.frontend.skeleton import settle, skeleton
 from hpcdecode.model.frontend.sources import MatchedKeys, Sources, chosen_sources, held_name, match_keys
 
 if TYPE_CHECKING:
@@ -151,9 +150,7 @@ class FlatMtp(torch.nn.Module):
 def export_mtp(config: PreTrainedConfig, dtype: torch.dtype) -> Exported:
     """Export the layer for multi-token prediction of the model of `config`. Raise whatever the exporter raises."""
     model = mtp_skeleton(config, dtype).mtp
-    buffers = real_buffers(model)
-    with rewritten(model, dtype):
-        return Exported(export(FlatMtp(model), (text_of(config).hidden_size, dtype)), buffers)
+    return exported(model, FlatMtp(model), dtype, (text_of(config).hidden_size, dtype))
 
 
 def mtp_sources(
