@@ -37,6 +37,7 @@ def main(dtype: str, expect: str, runs: str, *cases: str) -> int:
         path, _, own = text.partition("=")
         case = Path(path)
         model = load_split(case / "model", dtype=dtype) if WORLD.rank == 0 else None
+        wait_for_all()
         results = {}
         for setting in (own or runs).split(","):
             tokens = run(case, model, dtype, *setting.split(":"))
@@ -91,8 +92,13 @@ def run(
         )
         code = generate(job, comm if size > 1 else None, model=None if tp or pp or copies or prefill else model)
         assert code == 0, code
-    gather_all(WORLD, 0, int)  # a barrier that sleeps
+    wait_for_all()
     return generated(case / "out.h5") if WORLD.rank == 0 else None
+
+
+def wait_for_all() -> None:
+    """Sleep until all ranks are here; collectives of MPI take the core of the one that is waited for."""
+    gather_all(WORLD, 0, int)
 
 
 def new_tokens(case: Path) -> int:
