@@ -29,7 +29,7 @@ from tests.support.forked_rank import OF_LAUNCHER, OF_NODE
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = (
-    *("h5py", "jinja2", "safetensors", "tqdm", "transformers.models.auto.tokenization_auto"),
+    *("h5py", "jinja2", "networkx", "safetensors", "tqdm", "transformers.models.auto.tokenization_auto"),
     *("hpcdecode.cli.generate", "hpcdecode.generate", "hpcdecode.model.frontend.trace"),
 )
 
