@@ -18,6 +18,7 @@ from tests.support.kept import kept_folder
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read by torch: threads that wait take no core from other processes
 
+CORES = sorted(os.sched_getaffinity(0))
 SYSTEM = {"bench", "cli", "differential", "hostile", "mpi", "slurm", "test_demo.py"}  # these start processes
 # Files whose tests take longest: workers begin with them, lest one works on alone at the end.
 FIRST = (
@@ -82,8 +83,8 @@ def cache() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def threads(request: pytest.FixtureRequest) -> None:
-    """Workers of pytest-xdist take a thread each, and those of tests that start processes or real models a core each.
+def threads() -> None:
+    """Let workers of pytest-xdist take a core each, but for tests that ask for `all_cores`.
 
     Threads or ranks that wait for each other would be many times slower beside those of another worker.
     """
@@ -93,9 +94,16 @@ def threads(request: pytest.FixtureRequest) -> None:
     import torch
 
     torch.set_num_threads(1)
-    if request.config.option.markexpr.startswith(("system", "real")):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+    os.sched_setaffinity(0, {CORES[int(worker.removeprefix("gw")) % len(CORES)]})
+
+
+@pytest.fixture
+def all_cores() -> Iterator[None]:
+    """Let threads of kernels run at the same time."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, CORES)
+    yield
+    os.sched_setaffinity(0, own)
 
 
 @pytest.fixture(scope="session")

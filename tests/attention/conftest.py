@@ -7,6 +7,11 @@ import pytest
 from hpcdecode import _attn_cpu
 
 
+@pytest.fixture(autouse=True)
+def threads_at_once(all_cores) -> None:
+    pass
+
+
 @pytest.fixture(params=_attn_cpu.supported_isas())
 def isa(request, monkeypatch) -> str:
     """Each instruction set of this machine that there are kernels for, which are taken in the test."""

@@ -20,6 +20,8 @@ from hpcdecode.model.lower.instruction import TYPES
 from tests.support.isas import OWN_GEMMS, use_isa
 from tests.support.steps import Attention, step
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 DTYPES = (torch.float32, torch.bfloat16)
 GATES = {Op.silu: functional.silu, Op.gelu_tanh: partial(functional.gelu, approximate="tanh")}
 TOKENS = [(row, place, (17 * place + row) % 500 + 2) for row in range(3) for place in range(7)]

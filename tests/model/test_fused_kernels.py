@@ -20,6 +20,8 @@ from hpcdecode.model.lower.stage import Stage
 from tests.support.graphs import both_ways
 from tests.support.isas import use_isa
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 aten = torch.ops.aten
 WIDTH = 48
 UNARY = ("neg", "sqrt", "rsqrt", "reciprocal", "exp", "tanh", "sigmoid", "silu", "relu", "softplus")

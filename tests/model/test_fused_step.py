@@ -13,6 +13,8 @@ from hpcdecode.model import load_split
 from hpcdecode.model.run.fused_step import FusedStep
 from tests.support.isas import use_isa
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 FUSABLE = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "opt", "phi3", "minicpm3")
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")  # and latents
 THREADS = 3

@@ -18,6 +18,8 @@ from hpcdecode.model.run import fused_step
 from hpcdecode.model.run.fused_step import FusedStep
 from tests.support.isas import use_isa
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 FUSABLE = ("qwen3_5", "olmo_hybrid", "falcon_h1", "bamba", "lfm2", "mamba2")
 EXPERTS = ("granitemoehybrid", "qwen3_5_moe", "kimi_linear")
 THREADS = 3

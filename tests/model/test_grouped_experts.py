@@ -44,6 +44,8 @@ from tests.support.members import members_logits
 from tests.support.parity import make_case
 from tests.support.steps import Attention, step
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 MODELS = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
 INSIDE = {EXPERT_ORDER: expert_order, EXPERT_PRODUCT: expert_product, ROWS_BY_TOKEN: rows_by_token}
 TOKENS = [(row, place, (17 * place + row) % 500 + 2) for row in range(3) for place in range(7)]

@@ -18,6 +18,8 @@ from hpcdecode.model.run.head_input import LmHeadInput
 from hpcdecode.model.run.lm_head import Largest, LmHead
 from tests.support.isas import use_isa
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 DTYPES = [torch.float32, torch.bfloat16]
 
 

@@ -20,6 +20,8 @@ from tests.support.graphs import both_ways
 from tests.support.isas import OWN_GEMMS, use_isa
 from tests.support.mappings import about_mapping
 
+pytestmark = pytest.mark.usefixtures("all_cores")
+
 aten = torch.ops.aten
 KINDS = [
     (isa, *types)
