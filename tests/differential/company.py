@@ -22,6 +22,7 @@ from hpcdecode.errors import UserError
 from hpcdecode.exchange.partition import Partition
 from hpcdecode.generate import ROW_ERRORS, generate
 from hpcdecode.model import SplitModel, load_split
+from hpcdecode.model.frontend.choose import takes_choice
 from hpcdecode.mpi.collectives import broadcast
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.speculative import SpeculativeConfig
@@ -122,8 +123,9 @@ class Company:
         broadcast(WORLD, 0, int)
 
     def _run_once(self, mix: Mix, run: dict[str, Any], output: Path) -> None:
-        shapes = self._model(mix["model"]).attends
-        pp = min(run.get("pp", 1), len(shapes), WORLD.size // self.tp)
+        shapes, mixers = self._model(mix["model"]).attends, self._model(mix["model"]).split.trace.attends
+        begins = sum(not takes_choice(mixer) for mixer in mixers)  # stages begin at these
+        pp = min(run.get("pp", 1), begins, WORLD.size // self.tp)
         run = {**run, "pp": pp}
         if any(shape.chooses_from is not None for shape in attention_shapes(shapes)):  # which no other route takes
             run |= {"route": "fixed"}

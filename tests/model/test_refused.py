@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import transformers
 
 from hpcdecode.errors import UserError
 from hpcdecode.model import load_split
+from tests.support.tiny import tiny
 
 SMALL = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=512)
 REFUSED = {
@@ -30,3 +33,10 @@ def test_refused_by_name_and_reason(name, tmp_path):
     getattr(transformers, f"{kind}Config")(**values).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=f"(?s)model type '{name}' is not supported: .*{reason}"):
         load_split(tmp_path, dtype="float32")
+
+
+def test_a_package_that_transformers_lacks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)  # whose tower of pictures is planned with it
+    tiny("inkling_mm_model").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="with the package scipy, which is not installed: pip install scipy"):
+        load_split(tmp_path, dtype="float32", weights=False)

@@ -104,6 +104,12 @@ def trace(config: PreTrainedConfig, dtype: torch.dtype, whole: bool = False, mtp
             raise unsupported(config, str(e)) from e
         except KeyError as e:
             raise unsupported(config, BYPASS if e.args == (ops.NAME,) else f"tracing it ends in {first_line(e)}") from e
+        except ModuleNotFoundError as e:
+            package = (e.name or str(e)).partition(".")[0]
+            raise UserError(
+                f"model type {config.model_type!r}: transformers makes it with the package {package}, which is not "
+                f"installed: pip install {package}"
+            ) from e
         except Exception as e:
             raise unsupported(config, f"torch.export cannot trace it ({first_line(e)})") from e
 
