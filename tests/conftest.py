@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -150,10 +150,11 @@ def real_model() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def mpiexec(forkserver: ForkServer) -> Callable[..., subprocess.CompletedProcess]:
-    """Run a script of the tests on several ranks; the first that fails ends them all."""
+    """Run a script of the tests on several ranks, by a command `before`; the first that fails ends them all."""
 
-    def launch(ranks: int, script: str, *arguments: object, timeout: float = TIMEOUT):
-        line = [*launcher(ranks, always=True), *forkserver.rank("mpi4py"), str(ROOT / script), *map(str, arguments)]
+    def launch(ranks: int, script: str, *arguments: object, timeout: float = TIMEOUT, before: Sequence[str] = ()):
+        ranked = [*before, *launcher(ranks, always=True), *forkserver.rank("mpi4py")]
+        line = [*ranked, str(ROOT / script), *map(str, arguments)]
         return run(line, env=environment(), timeout=timeout)
 
     return launch

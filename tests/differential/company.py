@@ -131,8 +131,8 @@ class Company:
             run |= {"route": "fixed"}
         size = self.tp * run["pp"]
         ranks = max(min(run["ranks"], WORLD.size) // size * size, size)
-        comm = WORLD.Split(0 if WORLD.rank < ranks else MPI.UNDEFINED)
         broadcast(WORLD, 0, int)  # files of rank 0 are there
+        comm = WORLD.Split(0 if WORLD.rank < ranks else MPI.UNDEFINED)
         if comm != MPI.COMM_NULL:
             signals = StopAfter(run["stop"] if WORLD.rank == 0 else None, output, run["crash"])
             options = self._options(mix, run, ranks)

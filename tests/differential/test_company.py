@@ -12,8 +12,6 @@ import pytest
 
 from tests.differential.mixes import CONTEXT
 from tests.differential.mutations import MUTATIONS
-from tests.support.commands import ROOT, environment, launcher, run
-from tests.support.forkserver import ForkServer
 from tests.support.guessing import GUESSES
 from tests.support.hybrids import HYBRIDS
 from tests.support.models import build, save
@@ -26,14 +24,13 @@ SEEDS = (101, 102, 103, 104)  # of the 2,000 mixes
 
 
 @pytest.fixture
-def run_mixes(tmp_path: Path, forkserver: ForkServer) -> Callable[..., subprocess.CompletedProcess]:
+def run_mixes(tmp_path: Path, mpiexec: Callable[..., subprocess.CompletedProcess]):
     """Run mixes in a world of so many ranks that share one core."""
 
     def launch(model: str, count: int, seed: int, *options: object, ranks: int = RANKS, seconds: int):
-        script = str(ROOT / "tests/differential/run_mixes.py")
-        line = [*launcher(ranks, always=True), *forkserver.rank("mpi4py"), script, tmp_path, model, count, seed]
         core = str(min(os.sched_getaffinity(0)))  # threads that spin for each other would take most of the time
-        return run(["taskset", "-c", core, *map(str, [*line, *options])], env=environment(), timeout=seconds)
+        script, before = "tests/differential/run_mixes.py", ("taskset", "-c", core)
+        return mpiexec(ranks, script, tmp_path, model, count, seed, *options, timeout=seconds, before=before)
 
     return launch
 
