@@ -11,7 +11,15 @@ from hpcdecode.attention.base import LATENT_KV_DTYPES
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from hpcdecode.attention.sizes import bytes_per_token
-from tests.support.attention_cases import expected, forked_and_moved, ints, layer_by_layer, make_batch, run_batch
+from tests.support.attention_cases import (
+    answered,
+    expected,
+    forked_and_moved,
+    ints,
+    layer_by_layer,
+    make_batch,
+    run_batch,
+)
 
 LENGTHS, COUNTS = (1, 63, 64, 65, 300, 1500), (1, 3, 1, 2, 5, 1)
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 4e-2, "int8": 6e-2}
@@ -27,9 +35,9 @@ def shape(topk=64, heads=5, dim=24, q_heads=6, pool=1, **rest):
 def test_attends_to_the_highest_scores(kv_dtype, which, block_tokens, isa):
     """Products of bfloat16 are exact, so that all choose alike."""
     dtype = torch.float32 if kv_dtype == "float32" else torch.bfloat16
-    batch = make_batch(which, LENGTHS, COUNTS, dtype)
+    batch, answer = answered(which, LENGTHS, COUNTS, dtype, kv_dtype)
     got = run_batch(batch, kv_dtype, block_tokens=block_tokens, threads=2).double()
-    torch.testing.assert_close(got, expected(batch, kv_dtype), rtol=0, atol=TOLERANCE[kv_dtype])
+    torch.testing.assert_close(got, answer, rtol=0, atol=TOLERANCE[kv_dtype])
 
 
 @pytest.mark.parametrize("kv_dtype", LATENT_KV_DTYPES)
@@ -38,9 +46,11 @@ def test_attends_to_the_highest_scores(kv_dtype, which, block_tokens, isa):
 def test_attends_to_pools_and_the_tokens_behind_them(kv_dtype, which, block_tokens, isa):
     """Queries that see whole pools, parts of one, all that are chosen, and one token more."""
     dtype = torch.float32 if kv_dtype == "float32" else torch.bfloat16
-    batch = make_batch(which, (1, 63, 64, 65, 79, 80, 81, 300, 1500), (1, 3, 1, 2, 30, 1, 80, 5, 1), dtype)
+    batch, answer = answered(
+        which, (1, 63, 64, 65, 79, 80, 81, 300, 1500), (1, 3, 1, 2, 30, 1, 80, 5, 1), dtype, kv_dtype
+    )
     got = run_batch(batch, kv_dtype, block_tokens=block_tokens, threads=2).double()
-    torch.testing.assert_close(got, expected(batch, kv_dtype), rtol=0, atol=TOLERANCE[kv_dtype])
+    torch.testing.assert_close(got, answer, rtol=0, atol=TOLERANCE[kv_dtype])
 
 
 @pytest.mark.parametrize("pool", [1, 4])

@@ -10,7 +10,7 @@ from hpcdecode.attention.base import KV_DTYPES
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from hpcdecode.attention.sizes import bytes_per_token
-from tests.support.attention_cases import expected, forked_and_moved, layer_by_layer, make_batch, run_batch
+from tests.support.attention_cases import answered, expected, forked_and_moved, layer_by_layer, make_batch, run_batch
 
 LENGTHS = (1, 63, 64, 65, 79, 80, 81, 95, 96, 97, 300, 1500, 1100)
 COUNTS = (1, 3, 1, 2, 30, 1, 80, 1, 1, 2, 5, 1, 40)
@@ -35,9 +35,9 @@ def test_attends_to_what_is_chosen(name, kv_dtype, block_tokens, isa):
     if name == "pools" and block_tokens == 20:
         block_tokens = 32
     dtype = torch.float32 if kv_dtype == "float32" else torch.bfloat16
-    batch = make_batch(which, LENGTHS, COUNTS, dtype)
+    batch, answer = answered(which, LENGTHS, COUNTS, dtype, kv_dtype)
     got = run_batch(batch, kv_dtype, block_tokens=block_tokens, threads=2).double()
-    torch.testing.assert_close(got, expected(batch, kv_dtype), rtol=0, atol=TOLERANCE[kv_dtype])
+    torch.testing.assert_close(got, answer, rtol=0, atol=TOLERANCE[kv_dtype])
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -9,7 +9,7 @@ from hpcdecode.attention.base import LATENT_KV_DTYPES
 from hpcdecode.attention.open import open_kv_cache
 from hpcdecode.attention.shapes import IndexerShape, LayerShape
 from hpcdecode.attention.sizes import bytes_per_token
-from tests.support.attention_cases import expected, forked_and_moved, make_batch, run_batch
+from tests.support.attention_cases import answered, expected, forked_and_moved, make_batch, run_batch
 
 LENGTHS, COUNTS = (1, 3, 63, 64, 129, 300, 2500), (1, 3, 60, 1, 2, 5, 1)
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 4e-2, "int8": 6e-2}
@@ -29,9 +29,9 @@ SHAPES = [shape(), shape(topk=10), shape(4, 1, 32, 130, 32), shape(64, sinks=Fal
 def test_attends_to_the_window_and_to_entries(kv_dtype, which, block_tokens, isa):
     """Index products of bfloat16 are exact, so that all choose alike."""
     dtype = torch.float32 if kv_dtype == "float32" else torch.bfloat16
-    batch = make_batch(which, LENGTHS, COUNTS, dtype)
+    batch, answer = answered(which, LENGTHS, COUNTS, dtype, kv_dtype)
     got = run_batch(batch, kv_dtype, block_tokens=block_tokens, threads=2).double()
-    torch.testing.assert_close(got, expected(batch, kv_dtype), rtol=0, atol=TOLERANCE[kv_dtype])
+    torch.testing.assert_close(got, answer, rtol=0, atol=TOLERANCE[kv_dtype])
 
 
 @pytest.mark.parametrize(

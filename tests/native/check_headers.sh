@@ -1,5 +1,6 @@
 #!/bin/sh
 # Compiles every native header alone, without its output: each must include what it uses.
+# One that the file of its name includes first has been compiled alone there.
 # Headers that need nvcc, nanobind or the other architecture's instructions are left out.
 set -eu
 cd "$(dirname "$0")/../../native"
@@ -11,6 +12,8 @@ if [ "$(uname -m)" = x86_64 ]; then
 fi
 failed=0
 for header in $(find . -name '*.h' | sort); do
+  own=${header%.h}.cpp
+  [ ! -f "$own" ] || [ "$(grep -m1 '^#include' "$own")" != "#include \"${header##*/}\"" ] || continue
   case $header in
     ./kv/tensor.h | */bind_*.h | ./attn_cuda/block_device.h | ./attn_cuda/launch.h) continue ;;
     ./attn_cpu/kernels/vec_neon.h) [ -n "$best" ] && continue || flags='' ;;
