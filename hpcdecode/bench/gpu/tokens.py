@@ -23,10 +23,7 @@ _GPU_WORLDS: Worlds = {
     "S and R on GPUs, apart": (2, ("--s-ranks", "1", "--device", "cuda", "--r-device", "cuda")),
     "the same through host memory": (2, ("--s-ranks", "1", "--device", "cuda", "--r-device", "cuda", "--no-gpu-mpi")),
 }
-_CPU_WORLDS: Worlds = {
-    "S and an R-rank": (2, ("--s-ranks", "1", "--device", "cpu")),
-    "S and two R-ranks": (3, ("--s-ranks", "1", "--device", "cpu")),
-}
+_CPU_WORLDS: Worlds = {"S and two R-ranks": (3, ("--s-ranks", "1", "--device", "cpu"))}
 
 
 def parity(on: Conditions, findings: Findings) -> None:
