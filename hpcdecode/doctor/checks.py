@@ -82,7 +82,7 @@ def numa(ranks: Places) -> Iterator[Problem]:
 def own_cores(ranks: Places) -> Iterator[Problem]:
     """Check that no core works for two ranks."""
     sharing: set[int] = set()
-    for members in _group(ranks, lambda f: f.rank.host).values():
+    for members in _group(ranks, lambda f: f.rank.place).values():
         users: defaultdict[int, set[int]] = defaultdict(set)
         for f in members:
             for cpu in f.rank.cpus:
@@ -96,8 +96,8 @@ def own_cores(ranks: Places) -> Iterator[Problem]:
             mpiexec="mpiexec -bind-to core:C",
             mpirun="mpirun --map-by slot:PE=C --bind-to core",
         )
-        finding = "these ranks share cores with others of their host, and wait for each other"
-        yield _problem("cores", of, finding, f"start fewer ranks a host, or give each C cores of its own: {own}")
+        finding = "these ranks share cores with others of their machine, and wait for each other"
+        yield _problem("cores", of, finding, f"start fewer ranks there, or give each C cores of its own: {own}")
 
 
 def all_cores(ranks: Places) -> Iterator[Problem]:

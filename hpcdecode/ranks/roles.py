@@ -20,6 +20,7 @@ class Rank(msgspec.Struct, kw_only=True):
     Attributes:
         rank: Rank in the world at its start.
         host: Host name.
+        machine: Boot of its kernel, the same in containers of a machine, whatever their host names; empty if unknown.
         cpus: CPUs that it may use.
         nodes: NUMA node of each of `cpus`; nothing if the system does not tell.
         gpus: GPUs that it sees, by names that are the same on all ranks of a host.
@@ -56,6 +57,7 @@ class Rank(msgspec.Struct, kw_only=True):
 
     rank: int
     host: str
+    machine: str = ""
     cpus: list[int]
     nodes: list[int] = []
     gpus: list[str] = []
@@ -87,6 +89,11 @@ class Rank(msgspec.Struct, kw_only=True):
     swap_rate: float = 0.0
     gpu_mpi: bool = False
     speed: float = 1.0
+
+    @property
+    def place(self) -> str:
+        """Name of its machine, or of its host if the machine has none."""
+        return self.machine or self.host
 
     @property
     def tp_rank(self) -> int:
@@ -206,6 +213,13 @@ def assign_cores(ranks: Sequence[Rank]) -> None:
             _deal_cores(sharing)
         for rank in sharing:
             rank.pinned, rank.threads = pinned, len(rank.cpus) if pinned else 1
+
+
+def has_own_cores(me: Rank, ranks: Iterable[Rank]) -> bool:
+    """Return whether a rank's threads have cores on which no other rank of its machine runs."""
+    mine = set(me.cpus)
+    beside = (rank for rank in ranks if rank.rank != me.rank and rank.place == me.place)
+    return me.pinned and not any(mine & set(rank.cpus) for rank in beside)
 
 
 def _deal_cores(ranks: Sequence[Rank]) -> None:

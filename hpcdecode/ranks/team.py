@@ -16,9 +16,9 @@ from hpcdecode.mpi.gpu import takes_cuda_memory
 from hpcdecode.mpi.wait import Backoff
 from hpcdecode.ranks.launch import end_all
 from hpcdecode.ranks.layout import Group, assign_roles, deal_pools, dissolve_groups, groups_of
-from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices
+from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices, has_own_cores
 from hpcdecode.ranks.wishes import Wishes
-from hpcdecode.system.cores import arranged, nodes_of
+from hpcdecode.system.cores import arranged, machine, nodes_of
 from hpcdecode.system.gpus import VisibleGpus, use_gpu, visible_gpus
 from hpcdecode.system.memory import available_bytes
 
@@ -142,6 +142,7 @@ def assemble(
     me = Rank(
         rank=comm.rank if comm else 0,
         host=socket.gethostname(),
+        machine=machine(),
         cpus=cpus,
         nodes=nodes_of(cpus),
         numa=_numa(cpus),
@@ -165,7 +166,7 @@ def assemble(
     if team.lead:
         _warn_of_gpus(ranks)
     if comm is not None:
-        Backoff.own_cores = team.me.pinned
+        Backoff.own_cores = has_own_cores(team.me, ranks)
     team.me.numa = _numa(team.me.cpus)
     return team
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 _CPU = "/sys/devices/system/cpu/cpu{}"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 # Libraries read these when they are loaded. The tokenizer starts no threads. oneDNN keeps fewer of its kernels, which
 # are megabytes each. Beside other ranks the threads of OpenMP spin for a millisecond at most. This keeps them awake
@@ -20,6 +22,14 @@ def set_libraries(ranks: int) -> None:
     """Set the environment variables of libraries for a job of `ranks` ranks; those that are set already stay."""
     for name, value in (SETTINGS if ranks > 1 else _ALWAYS).items():
         os.environ.setdefault(name, value)
+
+
+def machine() -> str:
+    """Return what names this machine until it boots again, in all of its containers; empty if it has no name."""
+    try:
+        return _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def nodes_of(cpus: Iterable[int]) -> list[int]:

@@ -134,6 +134,9 @@ def grouped(self: Any, x: torch.Tensor) -> torch.Tensor:
     """
     import torch
 
+    from hpcdecode.model.frontend import head_linear
+
+    head_linear.define()
     weight = self.weight.unflatten(0, (self.n_groups, -1))
     projected: torch.Tensor = torch.ops.hpcdecode.head_linear(x[0].flatten(1), weight)
     by_group: torch.Tensor = projected.unflatten(-1, (self.n_groups, -1))
