@@ -30,6 +30,7 @@ from tests.support.forked_rank import OF_LAUNCHER, OF_NODE
 ROOT = Path(__file__).parents[2]
 IMPORTS = (
     *("h5py", "jinja2", "networkx", "safetensors", "tqdm", "transformers.models.auto.tokenization_auto"),
+    *("transformers.models.llama.modeling_llama", "torch.export._trace", "sympy.tensor.tensor"),  # of those that trace
     *("hpcdecode.cli.generate", "hpcdecode.generate", "hpcdecode.model.frontend.trace"),
 )
 
