@@ -14,6 +14,7 @@ import msgspec
 
 from hpcdecode.doctor.facts import MemoryFacts, Place, RankFacts
 from hpcdecode.ranks.launch import fallen_apart
+from hpcdecode.ranks.roles import sharing_cores
 
 _HUGE = 0.9  # least share of the memory in huge pages
 _LOCAL = 0.95  # least share of the memory on the rank's own NUMA nodes
@@ -81,13 +82,7 @@ def numa(ranks: Places) -> Iterator[Problem]:
 
 def own_cores(ranks: Places) -> Iterator[Problem]:
     """Check that no core works for two ranks."""
-    sharing: set[int] = set()
-    for members in _group(ranks, lambda f: f.rank.place).values():
-        users: defaultdict[int, set[int]] = defaultdict(set)
-        for f in members:
-            for cpu in f.rank.cpus:
-                users[cpu].add(f.rank.rank)
-        sharing |= set().union(*(u for u in users.values() if len(u) > 1))
+    sharing = sharing_cores(f.rank for f in ranks)
     if sharing:
         of = [f for f in ranks if f.rank.rank in sharing]
         own = _by_launcher(

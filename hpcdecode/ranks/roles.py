@@ -215,11 +215,13 @@ def assign_cores(ranks: Sequence[Rank]) -> None:
             rank.pinned, rank.threads = pinned, len(rank.cpus) if pinned else 1
 
 
-def has_own_cores(me: Rank, ranks: Iterable[Rank]) -> bool:
-    """Return whether a rank's threads have cores on which no other rank of its machine runs."""
-    mine = set(me.cpus)
-    beside = (rank for rank in ranks if rank.rank != me.rank and rank.place == me.place)
-    return me.pinned and not any(mine & set(rank.cpus) for rank in beside)
+def sharing_cores(ranks: Iterable[Rank]) -> set[int]:
+    """Return the ranks whose cores others of their machine have, too, by their ranks at the start."""
+    users: dict[tuple[str, int], set[int]] = {}
+    for rank in ranks:
+        for cpu in rank.cpus:
+            users.setdefault((rank.place, cpu), set()).add(rank.rank)
+    return set().union(*(sharing for sharing in users.values() if len(sharing) > 1))
 
 
 def _deal_cores(ranks: Sequence[Rank]) -> None:

@@ -16,7 +16,7 @@ from hpcdecode.mpi.gpu import takes_cuda_memory
 from hpcdecode.mpi.wait import Backoff
 from hpcdecode.ranks.launch import end_all
 from hpcdecode.ranks.layout import Group, assign_roles, deal_pools, dissolve_groups, groups_of
-from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices, has_own_cores
+from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices, sharing_cores
 from hpcdecode.ranks.wishes import Wishes
 from hpcdecode.system.cores import arranged, machine, nodes_of
 from hpcdecode.system.gpus import VisibleGpus, use_gpu, visible_gpus
@@ -166,7 +166,8 @@ def assemble(
     if team.lead:
         _warn_of_gpus(ranks)
     if comm is not None:
-        Backoff.own_cores = has_own_cores(team.me, ranks)
+        beside = (rank for rank in ranks if rank.place == team.me.place)
+        Backoff.own_cores = team.me.pinned and team.me.rank not in sharing_cores(beside)
     team.me.numa = _numa(team.me.cpus)
     return team
 

@@ -225,10 +225,9 @@ int main() {
     };
     for (const std::string& isa : supported_isas())
         for (ActType type : {ActType::kF32, ActType::kBF16})
-            for (const LayerShape& s : shapes) {
-                if (&s < shapes + 2) prompt_case(isa, type, s, {150});
-                prompt_case(isa, type, s, {1, 70, 5, 64});
-            }
+            for (const LayerShape& s : shapes)
+                for (const std::vector<int>& counts : {std::vector<int>{150}, std::vector<int>{1, 70, 5, 64}})
+                    prompt_case(isa, type, s, counts);
     const LayerShape sinks{2, 40, 24, 6, 0.2f, {100}, 5.0f, true};
     for (const std::string& isa : supported_isas())
         for (int type = 0; type < kNumKvTypes; ++type) {

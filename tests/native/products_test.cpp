@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -41,7 +42,8 @@ struct Matrix {
         std::uniform_int_distribution<int> whole(-most, most);
         for (float& x : values) x = static_cast<float>(whole(random_bits));
     }
-    float at(int64_t r, int64_t c) const { return values[r * columns + c]; }
+    const float* row(int64_t r) const { return values.data() + r * columns; }
+    float at(int64_t r, int64_t c) const { return row(r)[c]; }
 
     // The numbers of a type, in rows of `row_bytes`.
     std::vector<char> as(Type type, int64_t row_bytes) const {
@@ -226,10 +228,10 @@ void test_case(const Case& c) {
         const std::vector<char> given = x.as(c.in, x_bytes);
         const Results y = multiplied(c, product, given, x_bytes, rows, panels, 1 + static_cast<int>(rows % 3));
         double off = 0, size = 0;
-        for (int64_t r = 0; r < rows; r += rows < 100 ? 1 : 7)
+        for (int64_t r = 0; r < rows; ++r)
             for (int64_t o = 0; o < c.outputs; ++o) {
-                float sum = c.in == Type::i8 ? 0 : bias[o];
-                for (int64_t i = 0; i < c.inputs; ++i) sum += x.at(r, i) * weight.at(o, i);
+                const float *const row = x.row(r), *const end = row + c.inputs;
+                float sum = std::inner_product(row, end, weight.row(o), c.in == Type::i8 ? 0.0f : bias[o]);
                 if (c.in == Type::i8) sum *= 0.5f;
                 off += std::pow(y.at(r, o) - sum, 2), size += std::pow(sum, 2);
             }

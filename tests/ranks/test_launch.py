@@ -17,7 +17,7 @@ from hpcdecode.engine.room import measure_room, measure_speeds
 from hpcdecode.errors import UserError
 from hpcdecode.ranks import launch
 from hpcdecode.ranks.layout import assign_roles, groups_of
-from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices, has_own_cores
+from hpcdecode.ranks.roles import Rank, assign_cores, assign_devices, sharing_cores
 from hpcdecode.ranks.team import Team
 from hpcdecode.ranks.wishes import Wishes
 from hpcdecode.system.cores import arranged
@@ -155,7 +155,7 @@ def test_hosts_of_one_machine_may_share_its_cores(machines, cpus, own):
     """Their ranks do not poll for long then."""
     team = [Rank(rank=i, host=f"h{i}", machine=machines[i], cpus=cpus[i]) for i in range(2)]
     assign_cores(team)
-    assert [has_own_cores(rank, team) for rank in team] == [own, own]
+    assert all(rank.pinned for rank in team) and sharing_cores(team) == (set() if own else {0, 1})
 
 
 def test_a_step_of_several_tasks_that_mpi_sees_as_singletons_is_named(monkeypatch):
