@@ -135,6 +135,7 @@ def _load(options: EngineOptions, team: Team, loaded: Loaded | None) -> SplitMod
                 indexers=not mtp,
                 mtp=mtp,
                 hidden=mtp,
+                like=loaded.model if _same_files(path, options.model) else None,
             )
             _require_attention(model)
             check_kv_dtype(options.kv_dtype, model.attends)
@@ -150,6 +151,10 @@ def _load(options: EngineOptions, team: Team, loaded: Loaded | None) -> SplitMod
         return together(team, lambda: own(memory))
 
 
+def _same_files(path: str, other: str) -> bool:
+    return Path(path).resolve() == Path(other).resolve()
+
+
 def _require_attention(model: SplitModel) -> None:
     """Raise UserError if a layer keeps a recurrent state, which cannot go back to before a guess."""
     if len(attention_shapes(model.attends)) < len(model.attends):
@@ -161,7 +166,7 @@ def _require_attention(model: SplitModel) -> None:
 
 def _require_same_tokens(options: EngineOptions, tokenizer: Tokenizer, path: str) -> None:
     """Raise UserError if tokens of the model at `path` have other ids in a tokenizer."""
-    if options.skip_tokenizer_init or Path(path).resolve() == Path(options.model).resolve():
+    if options.skip_tokenizer_init or _same_files(path, options.model):
         return
     first, second = tokenizer.backend.get_vocab(), load_backend(model_folder(path)).get_vocab()
     unlike = [token for token, number in second.items() if first.get(token) != number]

@@ -91,7 +91,9 @@ class SharedMemory:
         start, self._end = self._end, self._end + -(-nbytes // HUGE_PAGE) * HUGE_PAGE
         made = self._file.mapped(start, nbytes, huge=True)
         fewest = self.shares.index(min(self.shares))
-        maker = fewest if beside is None else self._makers[beside.data_ptr()]
+        maker = (
+            fewest if beside is None else self._makers.get(beside.data_ptr(), fewest)
+        )  # what another one has is whole
         self._makers[made.data_ptr()] = maker
         self.shares[maker] += nbytes
         if maker == self._place:

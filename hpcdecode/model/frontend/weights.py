@@ -20,11 +20,7 @@ from hpcdecode.model.frontend.lora_merge import MergedTensor
 from hpcdecode.model.frontend.membership import WeightCut, WeightKey, WeightPart
 from hpcdecode.model.frontend.meta import Meta
 from hpcdecode.model.frontend.plausible import check_values
-from hpcdecode.model.frontend.quantization.few_bits import (
-    BLOCKS,
-    cut_of_blocks,
-    keeps_groups,
-)
+from hpcdecode.model.frontend.quantization.few_bits import BLOCKS, cut_of_blocks, keeps_groups
 from hpcdecode.model.frontend.quantization.plain import DequantisedTensor
 from hpcdecode.model.frontend.sources import Conversion, Sources
 from hpcdecode.model.frontend.stack import Pieces, Stack
@@ -99,6 +95,12 @@ class Weights(Mapping[WeightKey, Tensor | Stack]):
         self._check(key, weight, self._wanted[key].shape)
         self._held[source, cut] = weight
         return weight
+
+    def stored_as(self, key: WeightKey) -> str | None:
+        """Return the key of the tensor of the checkpoint that a weight is; None if it is a part, or made of others."""
+        stored = self._sources.keys.get(self._source(key))
+        merged = stored is not None and isinstance(self._tensors[stored], MergedTensor)
+        return stored if isinstance(key, str) and not merged else None
 
     def few_bits(self, key: WeightKey) -> Held:
         """Return what holds the numbers of a weight in fewer bits than activations have."""

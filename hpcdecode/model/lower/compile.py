@@ -24,7 +24,7 @@ from hpcdecode.model.lower.fuse import fuse
 from hpcdecode.model.lower.linears import merge_plainly, merge_projections
 from hpcdecode.model.lower.norms import fuse_norms
 from hpcdecode.model.lower.packed_weights import PRIVATE
-from hpcdecode.model.lower.recipe import ReadWeight, Recipe, make_weight
+from hpcdecode.model.lower.recipe import MadeBefore, ReadWeight, Recipe, make_weight
 from hpcdecode.model.lower.stage import Stage
 from hpcdecode.system.kept import directory
 from hpcdecode.system.shared_memory import WeightMemory
@@ -51,7 +51,11 @@ class Compiled:
     by_torch: bool = False
 
     def weights(
-        self, read: ReadWeight, memory: WeightMemory = PRIVATE, device: torch.device | None = None
+        self,
+        read: ReadWeight,
+        memory: WeightMemory = PRIVATE,
+        device: torch.device | None = None,
+        made: MadeBefore = lambda recipe: None,
     ) -> tuple[Tensor | Stack, ...]:
         """Return the weights of one slice as `run` takes them.
 
@@ -59,11 +63,17 @@ class Compiled:
             read: Returns a weight that the slice's graph named, by number.
             memory: Where to put packed weights of CPUs.
             device: Device of the slice; None for the CPU.
+            made: Returns the weight of a recipe on that device if it was made before.
         """
-        if device is None or device.type == "cpu":
-            return tuple(make_weight(recipe, read, memory) for recipe in self.recipes)
-        made = (make_weight(recipe, read) for recipe in self.recipes)
-        return tuple(weight if isinstance(weight, Stack) else weight.to(device) for weight in made)
+        on_cpu = device is None or device.type == "cpu"
+
+        def weight_of(recipe: Recipe) -> Tensor | Stack:
+            weight = made(recipe)
+            if weight is None:
+                weight = make_weight(recipe, read, memory if on_cpu else PRIVATE)
+            return weight if on_cpu or isinstance(weight, Stack) else weight.to(device)
+
+        return tuple(map(weight_of, self.recipes))
 
 
 def compile_graph(

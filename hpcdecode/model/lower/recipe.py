@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -73,6 +73,9 @@ class Recipe:
     bits: str | None = None
     parts: tuple[tuple[int, int], ...] = ()
     wide: bool = False
+
+
+MadeBefore = Callable[[Recipe], Tensor | Stack | None]
 
 
 def make_weight(recipe: Recipe, read: ReadWeight, memory: WeightMemory = PRIVATE) -> Tensor | Stack:

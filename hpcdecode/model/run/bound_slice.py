@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from hpcdecode.model.frontend.stretches import Stretch, stretches_of
 from hpcdecode.model.frontend.whole_experts import owner_of
 from hpcdecode.model.lower.compile import Compiled, compile_graph
 from hpcdecode.model.lower.few_bits import ALL_FORMS, Quantised
-from hpcdecode.model.lower.recipe import ReadWeight
+from hpcdecode.model.lower.recipe import MadeBefore, ReadWeight, Recipe
 from hpcdecode.system.shared_memory import WeightMemory
 
 T = TypeVar("T")
@@ -80,18 +80,24 @@ class CompiledSlice:
         made = (recipe.bits for stretch in self._stretches for recipe in stretch.compiled.recipes)
         return any(bits is not None and ALL_FORMS[bits].rounded for bits in made)
 
-    def bound(self, read: ReadWeight, memory: WeightMemory) -> BoundSlice:
+    def bound(self, read: ReadWeight, memory: WeightMemory, made: MadeBefore = lambda recipe: None) -> BoundSlice:
         """Return a slice with its weights.
 
         Args:
             read: Returns a weight that the slice's graph names, by number.
             memory: Where to put packed weights of CPUs.
+            made: Returns the weight of a recipe, whose sources the slice's graph names, if it was made before.
         """
 
-        def reader(stretch: Stretch) -> ReadWeight:
-            return lambda number, blocks=None: read(stretch.weights[number], blocks)
+        def weights(stretch: Stretch, compiled: Compiled) -> tuple[Tensor | Stack, ...]:
+            return compiled.weights(
+                lambda number, blocks=None: read(stretch.weights[number], blocks),
+                memory,
+                self._device,
+                lambda recipe: made(of_slice(recipe, stretch)),
+            )
 
-        return BoundSlice([BoundStretch(s, c, c.weights(reader(s), memory, self._device)) for s, c in self._stretches])
+        return BoundSlice([BoundStretch(s, c, weights(s, c)) for s, c in self._stretches])
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,11 @@ class BoundSlice:
         """The stretch with which the slice ends."""
         return self.stretches[-1]
 
+    def made(self) -> Iterator[tuple[Recipe, Tensor | Stack]]:
+        """Yield every weight with its recipe, whose sources the slice's graph names."""
+        for stretch, compiled, weights in ((s.stretch, s.compiled, s.weights) for s in self.stretches):
+            yield from ((of_slice(r, stretch), w) for r, w in zip(compiled.recipes, weights, strict=True))
+
     def plain_pieces(self) -> Iterator[Tensor]:
         """Yield the weights, or pieces of stacked ones, that are used as they were read, on the host."""
         for stretch in self.stretches:
@@ -139,6 +150,12 @@ class BoundSlice:
             share, others = stretch.share(values)
             values += [(yield share), *others]
         return values
+
+
+def of_slice(recipe: Recipe, stretch: Stretch) -> Recipe:
+    """Return a recipe of a stretch with the numbers that the slice's graph has for its sources and biases."""
+    sources, biases = (tuple(stretch.weights[i] for i in numbers) for numbers in (recipe.sources, recipe.biases))
+    return replace(recipe, sources=sources, biases=biases)
 
 
 def alone(work: Summed[T]) -> T:

@@ -63,6 +63,7 @@ class LmHead:
         y: Layout of the logits [L, out].
         weight: Weight [out, in] from `packed_weights.pack`, without a bias.
         memory: Where to put what is made of it.
+        like: Another one, which has made it already if it is of the same weight.
 
     Attributes:
         outputs: Number of logits of a token.
@@ -72,10 +73,21 @@ class LmHead:
         native: The native search.
     """
 
-    def __init__(self, x: TokenRows, y: TokenRows, weight: Tensor, memory: WeightMemory = PRIVATE):
+    def __init__(
+        self, x: TokenRows, y: TokenRows, weight: Tensor, memory: WeightMemory = PRIVATE, like: LmHead | None = None
+    ):
         self.outputs, self.weight = y.elements, weight
         words = x.bytes // weight.element_size()
         self.native = _ops_cpu.Argmax(TYPES[x.dtype], TYPES[y.dtype], words, self.outputs, isa())
+        self._paused_calls = 0
+        same = like if like is not None and like.weight is weight else None
+        made = (same.rounded, same.norms) if same else self._made(x, memory)
+        self.rounded: Tensor = made[0]
+        self.norms: Tensor = made[1]
+
+    def _made(self, x: TokenRows, memory: WeightMemory) -> tuple[Tensor, Tensor]:
+        """Return the weight as int8, packed, and its norms."""
+        weight = self.weight
         size = PackedSize(self.outputs, x.elements // WORD.itemsize, 2)
         norms = torch.Size((len(weight), 2, GROUP))
 
@@ -84,8 +96,7 @@ class LmHead:
             packed_weights.pack_into(made[: size.bytes], rows)
 
         made = memory.filled(size.bytes + norms.numel() * 4, fill, beside=weight)
-        self.rounded, self.norms = made[: size.bytes].view(WORD), made[size.bytes :].view(torch.float32).view(norms)
-        self._paused_calls = 0
+        return made[: size.bytes].view(WORD), made[size.bytes :].view(torch.float32).view(norms)
 
     def _rounded(self, x: TokenRows, norms: Tensor) -> packed_weights.WeightRows:
         """Return the weight as int8, and set the norms of its outputs."""
@@ -160,7 +171,11 @@ class Cut(NamedTuple):
 
 
 def cut_head(
-    graph: fx.Graph, weights: Sequence[Tensor | Stack], recipes: Sequence[Recipe], memory: WeightMemory = PRIVATE
+    graph: fx.Graph,
+    weights: Sequence[Tensor | Stack],
+    recipes: Sequence[Recipe],
+    memory: WeightMemory = PRIVATE,
+    like: LmHead | None = None,
 ) -> Cut | None:
     """Return a slice in two, or None if it does not end in a GEMM or there is nothing to gain.
 
@@ -169,6 +184,7 @@ def cut_head(
         weights: Its weights, the last of the graph's inputs.
         recipes: How they were made.
         memory: Where to put what is made of them.
+        like: The head of another model, which may have the same weight.
     """
     made = fx.Graph()
     made.output(made.graph_copy(graph, {}))
@@ -189,7 +205,7 @@ def cut_head(
     made.erase_node(made.output_node())
     made.output((before, *others))
     made.eliminate_dead_code()
-    return Cut(made, LmHead(x, y, weight, memory))
+    return Cut(made, LmHead(x, y, weight, memory, like))
 
 
 def _norms(x: Tensor) -> Tensor:

@@ -102,6 +102,7 @@ def load_split(
     int8_activations: bool = False,
     mtp: bool = False,
     hidden: bool = False,
+    like: SplitModel | None = None,
 ) -> SplitModel:
     """Trace, cut and bind a model.
 
@@ -125,6 +126,8 @@ def load_split(
         int8_activations: Round activations to int8, by a scale for 32 inputs, for GEMMs by weights in few bits but FP8.
         mtp: Load the model's layer for multi-token prediction, which takes hidden states, in place of the model.
         hidden: Let the last slice return the last hidden states, too.
+        like: A model that was loaded of the same checkpoint to the same device: embeddings and LM head are taken from
+            it where they would be made alike.
 
     Raises:
         UserError: If anything is missing, broken or not supported. It says what was expected and what to change.
@@ -168,7 +171,7 @@ def load_split(
     forget = partial(_forget_pages, {stored.mapped for stored in tensors.values()})
     recorder = GraphRecorder(device) if graphs and device.type == "cuda" else None
     packed = None if quantised is None else Quantised(None if quantised == AUTO else quantised, (), int8_activations)
-    model = SplitModel(parts, device, bound, forget, packed, inductor, memory, own_layers, recorder)
+    model = SplitModel(parts, device, bound, forget, packed, inductor, memory, own_layers, recorder, like)
     if int8_activations and announce and not model.rounds_activations and quantised != "int8":
         logger.warning(
             "hpcdecode: warning: --activations int8: no weights in few bits here (but FP8), so it does nothing"

@@ -26,6 +26,7 @@ from hpcdecode.model.lower.packed_weights import PRIVATE
 from hpcdecode.model.run.bound_slice import BoundSlice, BoundStretch, CompiledSlice, Summed, alone
 from hpcdecode.model.run.head_input import BoundHead, LmHeadInput
 from hpcdecode.model.run.lm_head import cut_head
+from hpcdecode.model.run.made_weights import MadeWeights
 from hpcdecode.model.run.mixers import SliceOutput, layer_shapes, recurrent_weights, with_weights
 from hpcdecode.model.run.recorder import Recorder
 from hpcdecode.model.run.values import Values, came_in
@@ -56,6 +57,7 @@ class SplitModel:
         memory: Where to put packed weights.
         layers: Layers whose slices are bound, and with the last of them the last slice; None for all.
         recorder: Records slices for the device (see `RecordedSlices`); None to have them run one operator at a time.
+        like: A model of the same checkpoint on the same device, which has some of the weights already.
 
     Attributes:
         split: The trace of the model and its slices.
@@ -72,6 +74,7 @@ class SplitModel:
         recorded: The `RecordedSlices`, once there are any.
         hands_hidden: Whether the last slice returns the last hidden states, too.
         rounds_activations: Whether GEMMs round activations to int8.
+        made: Weights of the first and the last slice, embeddings and LM head above all.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class SplitModel:
         memory: WeightMemory = PRIVATE,
         layers: range | None = None,
         recorder: Recorder | None = None,
+        like: SplitModel | None = None,
     ):
         self.split = parts
         self.device, self.recorder = device, recorder
@@ -103,8 +107,9 @@ class SplitModel:
         self._recurrent: dict[int, RecurrentWeights] = {}
         self.head: BoundHead | None = None
         self.rounds_activations = False
+        self.made = MadeWeights()
         if weights is not None:
-            self._bind(Values(parts.trace, weights, device), slice_bound, quantised, inductor, memory)
+            self._bind(Values(parts.trace, weights, device), slice_bound, quantised, inductor, memory, like)
 
     def _bind(
         self,
@@ -113,7 +118,9 @@ class SplitModel:
         quantised: Quantised | None,
         inductor: bool,
         memory: WeightMemory,
+        like: SplitModel | None,
     ) -> None:
+        before = MadeWeights() if like is None else like.made
         compiled: dict[tuple[int, Quantised], CompiledSlice] = {}
         for i in (*self.layers, *([len(self.attends)] if self.ends else [])):
             part = self.split.slices[i]
@@ -123,11 +130,14 @@ class SplitModel:
             if (part.group, forms) not in compiled:
                 group = self.split.groups[part.group]
                 compiled[part.group, forms] = CompiledSlice(group.graph, self.device, forms, inductor, group.rows)
-            self._slices[i] = compiled[part.group, forms].bound(values.reader(part.weights), memory)
+            made = before.reader(values, part.weights)
+            self._slices[i] = compiled[part.group, forms].bound(values.reader(part.weights), memory, made)
+            if i in (0, len(self.attends)):
+                self.made.add(values, part.weights, self._slices[i])
             values.forget_weights()
             slice_bound()
         self.rounds_activations = any(c.rounds for c in compiled.values())
-        self.head = self._bound_head(memory)
+        self.head = self._bound_head(memory, None if like is None else like.head)
         shapes = list(self.attends)
         for i in self.layers:
             mixer = self.split.trace.attends[i]
@@ -144,11 +154,13 @@ class SplitModel:
         """Whether it has the last slice."""
         return self.layers.stop == len(self.attends)
 
-    def _bound_head(self, memory: WeightMemory) -> BoundHead | None:
+    def _bound_head(self, memory: WeightMemory, like: BoundHead | None) -> BoundHead | None:
         if self.device.type != "cpu" or not self.ends:
             return None
         last = self.last_stretch
-        cut = cut_head(last.compiled.graph, last.weights, last.compiled.recipes, memory)
+        cut = cut_head(
+            last.compiled.graph, last.weights, last.compiled.recipes, memory, None if like is None else like.head
+        )
         if cut is None:
             return None
         return BoundHead(BoundStretch(last.stretch, runnable(cut.before, []), last.weights), cut.head)

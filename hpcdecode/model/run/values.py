@@ -58,6 +58,11 @@ class Values:
 
         return read
 
+    def stored_as(self, node: fx.Node) -> str | None:
+        """Return the key of the tensor of the checkpoint that a node is, or None if it is another value."""
+        key, weights = self._keys.get(node), self._weights
+        return weights.stored_as(key) if key is not None and isinstance(weights, Weights) else None
+
     def few_bits(self, nodes: Sequence[fx.Node]) -> tuple[Held, ...]:
         """Return what holds the numbers of weights of a quantised checkpoint in few bits, for each of them."""
         if not isinstance(self._weights, Weights):
