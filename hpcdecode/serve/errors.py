@@ -10,6 +10,7 @@ import msgspec
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from hpcdecode.data.prompts.live_feed import DeskClosed, DeskFull
 from hpcdecode.data.prompts.rows import RowError, row_error
@@ -19,6 +20,7 @@ from hpcdecode.requests.sequence import CANCELLED
 from hpcdecode.serve.credentials import CHALLENGES
 
 RETRY_SECONDS = 1  # after which a client may ask again
+CLIENT_GONE = 499  # status, which nobody sees
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
     401: "invalid_api_key",
@@ -116,6 +118,10 @@ def add_handlers(app: FastAPI) -> None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first.get("loc", ())[1:])
         return error_response(ApiError(400, f"{place or 'request'}: {first.get('msg', 'invalid')}", place or None))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_GONE)  # while it sent its body
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:

@@ -16,14 +16,12 @@ from hpcdecode.serve.bodies import Asked, asked_of, json_object
 from hpcdecode.serve.chunks import ChunkWriter
 from hpcdecode.serve.context import Context
 from hpcdecode.serve.detokenizer import TokenKinds
-from hpcdecode.serve.errors import ApiError, unusable
+from hpcdecode.serve.errors import CLIENT_GONE, ApiError, unusable
 from hpcdecode.serve.event_stream import DONE, ClientGone, EventStream, event, while_connected
 from hpcdecode.serve.failures import errors
 from hpcdecode.serve.files.owners import client_of
 from hpcdecode.serve.schema import chat_body, completion_body, json_body
 from hpcdecode.serve.submission import PromptJob, leave, submit
-
-_CLIENT_GONE = 499  # status, which nobody sees
 
 
 class News(NamedTuple):
@@ -55,7 +53,7 @@ class TextAnswers:
             work = self._streamed if asked.stream else self._at_once
             return await while_connected(request.receive, work(asked, client))
         except ClientGone:
-            return Response(status_code=_CLIENT_GONE)
+            return Response(status_code=CLIENT_GONE)
 
     async def _at_once(self, asked: Asked, client: str) -> Response:
         jobs = await submit(asked, self._context, client)

@@ -55,6 +55,18 @@ def test_a_client_that_goes_before_its_row_is_queued(server, monkeypatch):
     wait_for(server.idle, 3)
 
 
+@pytest.mark.parametrize("path", [TEXT, "/tokenize", "/v1/files"])
+def test_a_client_that_goes_while_it_sends_is_no_fault_of_the_server(server, caplog, path):
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=X\r\nContent-Length: 500"
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as leaving:
+        leaving.sendall(f"{head}\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert leaving.recv(100).startswith(b"HTTP/1.1 100 ")  # the body is waited for
+        leaving.sendall(b"--X\r\n")
+    for _ in range(3):
+        assert server.client.get("/health").status_code == 200
+    assert not caplog.records
+
+
 def test_a_client_that_reads_nothing_holds_nobody_up_and_is_given_up(server, monkeypatch):
     monkeypatch.setattr(server.context, "stall_seconds", 1.0)
     cancelled = finished(server, "abort")
