@@ -146,6 +146,9 @@ def _prepare_completion(body: dict[str, Any], asked: Asked) -> None:
             raise RowProblem("max_tokens: expected an integer >= 1, or 0 beside echo, got 0")
         if body.get("n", 1) not in (None, 1):
             raise RowProblem(f"n: expected 1 beside max_tokens 0, got {shown(body['n'])}")
+        if asked.shows_prompt:
+            got = shown(body["prompt_logprobs"])
+            raise RowProblem(f"prompt_logprobs: expected none beside max_tokens 0, got {got}; use logprobs")
         body["max_tokens"], asked.scores = 1, True
 
 

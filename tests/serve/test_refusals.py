@@ -24,6 +24,11 @@ REFUSED = [
     (TEXT, {"prompt": [5] * 2000}, "prompt too long"),
     (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens: expected an integer >= 1, or 0 beside echo"),
     (TEXT, {"prompt": "a", "max_tokens": 0, "echo": True, "n": 2}, "n: expected 1 beside max_tokens 0"),
+    (
+        TEXT,
+        {"prompt": "a", "max_tokens": 0, "echo": True, "prompt_logprobs": 1, "stream": False},
+        "prompt_logprobs: expected none beside max_tokens 0",
+    ),
     (TEXT, {"prompt": "a", "max_tokens": 0, "echo": True, "tmperature": 2}, "tmperature: expected fields"),
     (TEXT, {"prompt": "a", "temperaturex": 1}, "did you mean 'temperature'"),
     (TEXT, {"prompt": "a", "temperature": -1}, "temperature: expected a finite number >= 0"),
