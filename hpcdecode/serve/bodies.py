@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from hpcdecode.data.prompts.batch_format import choosing
-from hpcdecode.data.prompts.fields import LORA
+from hpcdecode.data.prompts.fields import LORA, OPENAI_MAX_TOKENS
 from hpcdecode.data.results.openai_body import URLS
 from hpcdecode.engine.live import UNBOUNDED
 from hpcdecode.errors import RowProblem
@@ -141,15 +141,16 @@ def _prepare_completion(body: dict[str, Any], asked: Asked) -> None:
         raise RowProblem(f"logprobs: expected an integer, got {shown(logprobs)}")
     if asked.echo and logprobs is not None and not asked.shows_prompt:
         body["prompt_logprobs"] = logprobs
-    if is_integer(body.get("max_tokens")) and body["max_tokens"] == 0:
+    name = "max_tokens" if body.get(OPENAI_MAX_TOKENS) is None else OPENAI_MAX_TOKENS
+    if is_integer(body.get(name)) and body[name] == 0:
         if not asked.echo:
-            raise RowProblem("max_tokens: expected an integer >= 1, or 0 beside echo, got 0")
+            raise RowProblem(f"{name}: expected an integer >= 1, or 0 beside echo, got 0")
         if body.get("n", 1) not in (None, 1):
             raise RowProblem(f"n: expected 1 beside max_tokens 0, got {shown(body['n'])}")
         if asked.shows_prompt:
             got = shown(body["prompt_logprobs"])
             raise RowProblem(f"prompt_logprobs: expected none beside max_tokens 0, got {got}; use logprobs")
-        body["max_tokens"], asked.scores = 1, True
+        body[name], asked.scores = 1, True
 
 
 def _prompts(value: Any) -> list[GivenPrompt]:

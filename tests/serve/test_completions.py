@@ -182,3 +182,10 @@ def test_prompts_are_scored_up_to_the_whole_context(server):
     assert plain == {"index": 0, "text": "a b", "logprobs": None, "finish_reason": "length"}
     streamed = joined(server.post("/v1/completions", prompt=["a b", [7]], **body, stream=True))
     assert streamed == server.post("/v1/completions", prompt=["a b", [7]], **body).json()["choices"]
+
+
+def test_of_two_names_of_max_tokens_the_newer_one_says_whether_a_prompt_is_scored(server):
+    body = {"prompt": "a b", "echo": True, "ignore_eos": True}
+    for given, made in (({"max_tokens": 0, "max_completion_tokens": 3}, 3), ({"max_completion_tokens": 0}, 0)):
+        answer = server.post("/v1/completions", **body, **given)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == made
