@@ -104,7 +104,7 @@ def _sampling(models: Sequence[str]) -> dict[str, Schema]:
         **found,
         **{name: {} for name in sorted(HARMLESS - {"stream_options"})},
         **refused,
-        OPENAI_MAX_TOKENS: {"type": "integer", "minimum": 1},
+        OPENAI_MAX_TOKENS: {"type": "integer", "minimum": 0},
         RESPONSE_FORMAT: _FORMAT,
         "model": {"enum": list(models)},
         LORA: STRING,
