@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import nlargest
+from math import inf
 from typing import NamedTuple
 
 
@@ -37,7 +38,8 @@ class Beams:
         ends: tokens that end one.
 
     Attributes:
-        moves: how each beam goes on from the last step, likeliest first; none once the search is over.
+        moves: how each beam goes on from the last step, likeliest first; none once the search is over. Where too few
+            tokens end nothing, the last ones have no chance, and become no hypothesis.
         logprobs: of the beams; at first of one that has no token.
         best: the finished hypotheses, best first; as many as there are beams once the search is over.
     """
@@ -61,6 +63,7 @@ class Beams:
         made = [self._hypothesis(candidates[i]) for i in sorted(ending) if i < self.width]
         self.best = nlargest(self.width, [*self.best, *made], key=lambda h: h.score)
         going = [move for i, move in enumerate(candidates) if i not in ending][: self.width]
+        going += [move._replace(logprob=-inf) for move in going[:1] * (self.width - len(going))]
         self.moves = going if going and self._improves(going[0].logprob, length) else []
         self._tokens = [[*self._tokens[move.parent], move.token] for move in self.moves]
         self.logprobs = [move.logprob for move in self.moves]

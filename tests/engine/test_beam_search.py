@@ -82,6 +82,22 @@ def test_beams_are_those_of_transformers(checkpoint, lanes):
     assert ends == {"stop", "length"}
 
 
+def test_beams_for_which_too_few_tokens_go_on(checkpoint):
+    """All tokens but one end a hypothesis, and that is the likeliest, so that only one beam of four may go on."""
+    model, draw = load_split(checkpoint("llama3"), dtype="float32"), np.random.default_rng(9)
+    ids = draw.integers(5, 512, 40).tolist()
+    made, _ = run(model, [Prompt(1, "1", ids, SamplingParams(max_tokens=1, ignore_eos=True))])
+    (likeliest,) = made[1, 0].generated
+    ends = tuple(token for token in range(model.vocab_size) if token != likeliest)
+    fields = {"beam_width": 4, "max_tokens": 6, "ignore_eos": True, "stop_token_ids": ends}
+    made, _ = run(model, [Prompt(1, "1", ids, SamplingParams(**fields)), rows()[1]], shared=1000)
+    found = [made[1, sample] for sample in range(4)]
+    assert len({tuple(s.generated) for s in found}) == 4 and all(np.isfinite(s.cumulative_logprob) for s in found)
+    assert all(set(s.generated[:-1]) <= {likeliest} for s in found)
+    scores = [s.cumulative_logprob / len(s.generated) for s in found]
+    assert scores == sorted(scores, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
