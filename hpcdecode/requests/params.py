@@ -18,6 +18,7 @@ MAX_SEED = 2**63 - 1
 MAX_SAMPLES = 2**16 - 1
 MAX_LOGPROBS = 20
 MAX_BEAMS = 256
+MAX_LENGTH_PENALTY = 32.0  # a power of any length that a float holds
 MAX_ELEMENTS = 10_000  # of a list or an object that every step goes through
 
 
@@ -68,7 +69,7 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedWhenMade, frozen=True, kw
         thinking_token_budget: most tokens of the reasoning, which is then ended as the model would end it.
         beam_width: searches for so many likeliest continuations, which become the row's samples, best first. Nothing
             else may change logits or end a sequence but end-of-sequence and stop tokens.
-        length_penalty: the score of a beam is its log-probability over its length to this power.
+        length_penalty: the score of a beam is its log-probability over its length to this power, in [-32, 32].
     """
 
     n: int = 1
@@ -133,7 +134,8 @@ class SamplingParams(msgspec.Struct, metaclass=_CheckedWhenMade, frozen=True, kw
             expected = f"an integer in [0, {MAX_LOGPROBS}]"
             _require(held is None or 0 <= held <= MAX_LOGPROBS, name, expected, held)
         penalty, width = self.length_penalty, self.beam_width
-        _require(isfinite(penalty), "length_penalty", "a finite number", penalty)
+        expected = f"a number in [{-MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
+        _require(abs(penalty) <= MAX_LENGTH_PENALTY, "length_penalty", expected, penalty)
         expected = f"an integer in [1, {MAX_BEAMS}]"
         _require(width is None or 1 <= width <= MAX_BEAMS, "beam_width", expected, width)
         _require(width is None or not self._beside_beams, "beam_width", f"no {self._beside_beams} beside it", width)

@@ -7,7 +7,14 @@ from typing import Any
 
 from hpcdecode.data.prompts.batch_format import HARMLESS, NEUTRAL
 from hpcdecode.data.prompts.fields import LORA, OPENAI_LOGPROBS, OPENAI_MAX_TOKENS, RESPONSE_FORMAT, UNSUPPORTED
-from hpcdecode.requests.params import MAX_BEAMS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, sampling_kinds
+from hpcdecode.requests.params import (
+    MAX_BEAMS,
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_SEED,
+    sampling_kinds,
+)
 from hpcdecode.serve.bodies import STREAM_OPTIONS
 
 Schema = dict[str, Any]
@@ -47,6 +54,7 @@ _RANGES: dict[str, Schema] = {
     "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     "thinking_token_budget": {"minimum": 0},
     "beam_width": {"minimum": 1, "maximum": MAX_BEAMS},
+    "length_penalty": {"minimum": -MAX_LENGTH_PENALTY, "maximum": MAX_LENGTH_PENALTY},
 }
 _FUNCTION: Schema = {"type": "object", "required": ["name"], "properties": {"name": STRING}}
 _TOOL: Schema = {"type": "object", "required": ["function"], "properties": {"function": _FUNCTION}}

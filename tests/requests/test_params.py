@@ -31,6 +31,9 @@ from hpcdecode.requests.params import SamplingParams
         {"logit_bias": {"5": 101}},
         {"structured_outputs": {"regex": 3}},
         {"beam_width": 2, "n": 2},
+        {"beam_width": 2, "length_penalty": float("nan")},
+        {"beam_width": 2, "length_penalty": -1100.0},
+        {"beam_width": 2, "length_penalty": 1100.0},
     ],
 )
 def test_the_message_is_that_of_a_row(fields):
