@@ -22,6 +22,7 @@ _BLOCK = 256  # tokens of a block; a block is drawn first, then a token in it
 _BOUNDS = (64, 1024, 16384)  # numbers of most likely tokens to consider, until one is enough
 
 _AT_ONCE = 1 << 26  # logits of a device that are worked on at once
+_LEAST_TEMPERATURE = 1e-30  # logits over less may be infinite; over this one, only the largest have any weight
 
 _TYPES = {torch.float32: _ops_cpu.Type.float32, torch.bfloat16: _ops_cpu.Type.bfloat16}
 
@@ -40,7 +41,7 @@ def draw(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], unif
         return draw_by_torch(rows_of(logits, rows), params, own)
     logits = logits if logits.dtype in _TYPES and logits.stride(1) == 1 else logits.float().contiguous()
     asked = zip(params, uniforms.tolist(), strict=True)
-    draws = [_ops_cpu.Draw(p.temperature, p.min_p, max(p.top_k, 0), p.top_p, u) for p, u in asked]
+    draws = [_ops_cpu.Draw(_temperature(p), p.min_p, max(p.top_k, 0), p.top_p, u) for p, u in asked]
     place = logits.data_ptr(), logits.stride(0) * logits.element_size(), _TYPES[logits.dtype], logits.shape[1]
     return torch.tensor(_ops_cpu.draw(*place, rows, draws, torch.get_num_threads(), isa()))
 
@@ -56,7 +57,7 @@ def draw_by_torch(logits: Tensor, params: Sequence[SamplingParams], uniforms: Te
 
 
 def _draw_some(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    logits = logits / _column(logits, [p.temperature for p in params])
+    logits = logits / _column(logits, list(map(_temperature, params)))
     ways = [_way(p, logits.shape[1]) for p in params]
     order, tokens = [], []
     for way in (_draw_from_all, _draw_from_top, _draw_from_share):
@@ -67,6 +68,10 @@ def _draw_some(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tenso
         return tokens[0]
     places = {row: place for place, row in enumerate(order)}
     return rows_of(torch.cat(tokens), [places[row] for row in range(len(params))])
+
+
+def _temperature(params: SamplingParams) -> float:
+    return max(params.temperature, _LEAST_TEMPERATURE)
 
 
 def _way(params: SamplingParams, vocabulary: int) -> Callable[[Tensor, Sequence[SamplingParams], Tensor], Tensor]:

@@ -9,6 +9,7 @@ import torch
 from hpcdecode.requests.params import SamplingParams
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.requests.sequence import Request, SequenceState
+from hpcdecode.sampling.draw import draw_by_torch
 from hpcdecode.sampling.logprobs import logprobs
 from hpcdecode.sampling.philox import philox4x32, uniform
 from hpcdecode.sampling.sampler import sample
@@ -53,6 +54,16 @@ def test_greedy_is_argmax_beside_random_rows():
     rows = [sequence(), sequence(line=2, temperature=1.0), sequence(line=3), sequence(line=4, temperature=0.3)]
     tokens = sample(logits, rows)
     assert [tokens[0], tokens[2]] == logits.argmax(1)[[0, 2]].tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-45, 1e-300, 5e-324])
+def test_temperatures_that_floats_cannot_divide_by_leave_the_largest(temperature):
+    logits = 20 * torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
+    asked = ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1})
+    params = [SamplingParams(temperature=temperature, **fields) for fields in asked]
+    rows = [sequence(temperature=temperature, **fields) for fields in asked]
+    assert sample(logits, rows) == logits.argmax(1).tolist()
+    assert draw_by_torch(logits, params, torch.full((4,), 0.5)).tolist() == logits.argmax(1).tolist()
 
 
 def test_top_k_and_top_p_admit_what_their_definition_admits():
