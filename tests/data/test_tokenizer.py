@@ -289,3 +289,11 @@ def test_bad_words_are_forbidden_with_and_without_a_space(tokenizer):
 def test_token_ids_of_sampling_fields_are_checked_against_the_vocabulary(tokenizer, field):
     (error,) = tokenized([Row(1, "1", "a", None, None, SamplingParams(**field))], tokenizer, 64)
     assert error.reason == f"{next(iter(field))}: expected token ids in [0, 2048), got 2048"
+
+
+def test_a_beam_needs_a_token_of_its_own(model_dir):
+    edit(model_dir / "config.json", vocab_size=100)
+    few = Tokenizer.load(model_dir, skip=True)
+    rows = [Row(line, "", None, [5], None, SamplingParams(beam_width=width)) for line, width in ((1, 100), (2, 101))]
+    fitting, error = tokenized(rows, few, 64)
+    assert isinstance(fitting, Prompt) and error.reason.startswith("beam_width: expected at most 100, the vocabulary's")

@@ -172,11 +172,13 @@ class Tokenizer:
         return chosen
 
     def check_params(self, params: SamplingParams) -> None:
-        """Raise RowProblem if the parameters name a token id outside the vocabulary, or an unusable grammar."""
+        """Raise RowProblem if the parameters name what is not in the vocabulary, or an unusable grammar."""
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(params, name):
                 if token >= self.vocab_size:
                     raise RowProblem(f"{name}: expected token ids in [0, {self.vocab_size}), got {token}")
+        if (width := params.beam_width or 1) > self.vocab_size:
+            raise RowProblem(f"beam_width: expected at most {self.vocab_size}, the vocabulary's tokens, got {width}")
         if params.stop and isinstance(self.backend, NoTokenizer):
             raise RowProblem("stop: expected no texts, by --skip-tokenizer-init; use stop_token_ids")
         check_budget(params, self.output_parser)
