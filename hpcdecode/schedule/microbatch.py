@@ -82,6 +82,7 @@ class MicroBatch:
                 slots.take(prefix)
             if placed:
                 self._take(sequence, slots)
+                self._start_earlier()
                 return True
         return False
 
@@ -235,6 +236,17 @@ class MicroBatch:
         if self.busy:  # prompts ride along with decoding: spread them evenly
             steps = ceil(steps / self.policy.period) * self.policy.period
         return self.now + steps
+
+    def _start_earlier(self) -> None:
+        """Let all members start once they are prefilled, if that is sooner than was planned and they fit then.
+
+        It is sooner if the last of them shares a new prefix with others, which had more to prefill before.
+        """
+        before, step = self.start_step, self._start_with()
+        if step < before:
+            self._start_at(step)
+            if not self.policy.allows(self.members) or not all(self.placement.fits(r, self._with(r)) for r in self._on):
+                self._start_at(before)
 
     def _start_at(self, step: int) -> None:
         """Let all members start at this step."""

@@ -178,6 +178,17 @@ def test_a_prefix_is_prefilled_once_on_every_r_rank():
     assert max(p.peak_tokens for p in machine.parts) < max(p.peak_tokens for p in apart.parts)
 
 
+@pytest.mark.parametrize(("prefill_tokens", "fewest"), [(64, 4), (1, 198)])
+def test_rows_start_once_what_they_share_is_prefilled(prefill_tokens, fewest):
+    """The last row of a micro-batch finds a prefix that the first one would have prefilled alone."""
+    ids = list(range(192))
+    rows = [Prompt(i, str(i), [*ids, -i, -i, -i], SamplingParams(max_tokens=2, ignore_eos=True)) for i in (1, 2)]
+    sizes = {"batch": 2, "period": 1, "steps": 1, "capacity": [1000], "block": 64, "shared": 1000}
+    machine = Machine(ListFeed(rows), prefill_tokens=prefill_tokens, **sizes).run()
+    machine.require_empty()
+    assert [plan.prefill_tokens > 0 for plan in machine.steps] == [True] * fewest + [False] * 2
+
+
 def test_longer_prefixes_begin_with_shorter_ones():
     def row(i, *runs):
         ids = [token for token, count in runs for _ in range(count)]
