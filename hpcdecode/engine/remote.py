@@ -220,15 +220,13 @@ class RemoteDesk:
     def refuse(self, prompt: Prompt, reason: str, taker: int = 0) -> None:
         """Drop a lane's next prompt and record why."""
         self._dealer.pop(taker)
-        self._errors.append(RowError(prompt.line, prompt.id, reason))
+        self._fail(RowError(prompt.line, prompt.id, reason))
 
     def finish(self, request: Request) -> None:
         """Take a request whose sequences are all finished; hand in some at a time."""
         self._in_flight[request.lane] -= request.prompt.sequences
         if (error := error_of(request)) is not None:
-            self._errors.append(error)
-            if self._at_once == 1:
-                self._report([])
+            self._fail(error)
             return
         self._finished.append(results_of(request, self.tokenizer))
         if len(self._finished) >= self._at_once:
@@ -269,6 +267,12 @@ class RemoteDesk:
         if any(want > ahead // 2 for want, ahead in zip(wants, self._ahead, strict=True)):
             self._report([max(want, 0) for want in wants])
             self._asked = True
+
+    def _fail(self, error: RowError) -> None:
+        """Take a row that has no result; hand it in at once if someone waits for it."""
+        self._errors.append(error)
+        if self._at_once == 1:
+            self._report([])
 
     def _answered(self) -> bool:
         return self.comm.Iprobe(0, _ROWS)
