@@ -15,7 +15,7 @@ from hpcdecode.engine.desk import Desk, RankReport, error_of, results_of
 from hpcdecode.mpi import ulfm
 from hpcdecode.mpi.message import post, receive, send
 from hpcdecode.requests.prompt import Prompt, Unfinished
-from hpcdecode.requests.sequence import Request, SequenceState
+from hpcdecode.requests.sequence import CANCELLED, Request, SequenceState
 from hpcdecode.requests.updates import updates_of
 
 _REPORT, _ROWS, _STOP, _CANCEL = 1, 2, 3, 4  # message tags
@@ -182,6 +182,7 @@ class RemoteDesk:
         self._dealer = Dealer(PromptList())  # holds the rows that wait here
         self._finished: list[list[Result]] = []
         self._errors: list[RowError] = []
+        self._cancelled: set[int] = set()  # lines, also of rows that run or have just ended
         self._asked = self._ended = False
 
     def sampled(self, sequences: Sequence[SequenceState]) -> None:
@@ -190,15 +191,21 @@ class RemoteDesk:
             send(self.comm, 0, _REPORT, RankReport([], [], [], None, updates=updates))
 
     def take_cancelled(self) -> Iterator[int]:
-        """Yield the rows that the lead says nobody wants any more."""
+        """Yield the rows that the lead says nobody wants any more; those that wait here end when their turn comes."""
         while self.comm.Iprobe(0, _CANCEL):
-            yield receive(self.comm, 0, _CANCEL, int)
+            line = receive(self.comm, 0, _CANCEL, int)
+            self._cancelled.add(line)
+            yield line
 
     def peek(self, taker: int = 0) -> Prompt | None:
         """Return a lane's next prompt, or None if there is none yet; wait for it only if nothing else is to do."""
         self._look()
-        if self._ended or self._dealer.hand(taker):
-            return self._dealer.peek(taker)
+        while (self._ended or self._dealer.hand(taker)) and (prompt := self._dealer.peek(taker)) is not None:
+            if prompt.line not in self._cancelled:
+                return prompt
+            self.refuse(prompt, CANCELLED, taker)
+        if self._ended:
+            return None
         self._ahead[taker] = min(2 * self._ahead[taker], self._batches[taker])  # sequences end earlier than expected
         return None
 
@@ -281,6 +288,7 @@ class RemoteDesk:
         answer = receive(self.comm, 0, _ROWS, Rows)
         for lane, prompts in enumerate(answer.prompts):
             self._dealer.give(lane, prompts)
+        self._cancelled &= {p.line for lane in range(len(self._batches)) for p in self._dealer.hand(lane)}
         self._ended, self._asked = answer.last, False
 
     def _report(self, asks: list[int] | None, unfinished: list[Unfinished] | None = None) -> None:

@@ -49,3 +49,17 @@ def test_a_row_that_is_refused_is_told_while_the_next_ones_are_awaited(lead):
     assert [bool(report.asks) for report in lead.reports] == [True, True]  # the second is not answered yet
     desk.refuse(prompt, "too long")
     assert lead.errors == [(1, "too long")]
+
+
+def test_rows_that_wait_and_nobody_wants_do_not_run(lead):
+    desk = RemoteDesk(lead, None, [1], 8, live=True)
+    lead.give(1, 2, 3, 4)
+    assert desk.peek().line == 1 and desk.pop().line == 1
+    for line in (1, 2, 4, 5):  # of row 5 the lead has sent no word yet
+        lead.cancel(line)
+    assert list(desk.take_cancelled()) == [1, 2, 4, 5]
+    assert desk.peek().line == 3 and desk.pop().line == 3
+    lead.give(5, 6, last=True)
+    assert desk.peek().line == 6 and desk.pop().line == 6
+    assert desk.peek() is None and desk.exhausted()
+    assert lead.errors == [(line, "cancelled") for line in (2, 4, 5)]
