@@ -51,7 +51,7 @@ class Room:
 
     Attributes:
         positions: Of the model.
-        tokens: Of the largest R-rank's KV cache.
+        tokens: Of the largest R-rank's KV cache, in the group that has least: any group may get the row.
         footprint: What a sequence takes of it.
     """
 
@@ -62,8 +62,9 @@ class Room:
     @classmethod
     def of(cls, engine: Engine) -> Room:
         """Return what a row may take of an engine's model and KV caches."""
-        tokens = max(capacity_of(engine.options, engine.team, engine.team.group))
-        footprint = footprint_of(engine.options, engine.team, engine.team.group, engine.setup)
+        options, team = engine.options, engine.team
+        tokens = min(max(capacity_of(options, team, group)) for group in team.groups)
+        footprint = footprint_of(options, team, team.group, engine.setup)
         return cls(engine.max_positions, tokens, footprint)
 
     def most_new(self, prompt_tokens: int, samples: int) -> int:

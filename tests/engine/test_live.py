@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -17,7 +18,8 @@ from hpcdecode.data.prompts.rows import RowError
 from hpcdecode.engine.engine import Engine
 from hpcdecode.engine.live import DeskClosed, DeskFull, LiveDesk, Room, Update
 from hpcdecode.errors import RowProblem
-from hpcdecode.ranks.team import assemble
+from hpcdecode.ranks.roles import Rank
+from hpcdecode.ranks.team import Team, assemble
 from hpcdecode.report.metrics import check_emptied
 from hpcdecode.requests.prompt import Prompt
 from hpcdecode.system.signals import Signals
@@ -187,6 +189,15 @@ def test_rows_that_nobody_wants(llm):
         found = server.ended(kept)
         server.desk.cancel(kept.line)  # too late
     assert [r.token_ids for r in found] == [o.token_ids for o in expected(ROWS[3], SAMPLED, use_tqdm=False)[0].outputs]
+
+
+def test_a_row_has_the_room_that_every_group_has():
+    ranks = [Rank(rank=i, host="a", cpus=[i], role="SR", kv_tokens=tokens) for i, tokens in enumerate((4096, 1024))]
+    setup = SimpleNamespace(block_tokens=16, state_tokens=0, kv_dtype="float32", shapes_of=lambda _: [])
+    team = Team(SimpleNamespace(rank=0), ranks)
+    engine = SimpleNamespace(options=EngineOptions(model="m"), team=team, setup=setup, max_positions=8192)
+    room = Room.of(engine)
+    assert room.tokens == 1024 and room.most_new(100, 1) == 1024 - 16 - 100
 
 
 def test_what_cannot_be_used_and_what_has_no_room(llm):
